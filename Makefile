@@ -1,0 +1,55 @@
+# make help lists the targets. Settings: LANE, PYTHON, NOTEBOOK, PARAMS, UPGRADE, PYTEST_ARGS.
+LANE ?= tff
+ifeq ($(LANE),current)
+  $(error LANE=current (current Python and JAX) is not there yet; LANE=tff is)
+else ifneq ($(LANE),tff)
+  $(error unknown LANE=$(LANE); LANE=tff (Python 3.11, TensorFlow Federated) is what there is)
+endif
+
+SHELL := /bin/bash
+BIN := .venv/bin
+# Runs a command, then ends with an error if a process that it started is left.
+WATCH := $(BIN)/python -m helpers.processes
+NOTEBOOKS := $(BIN)/python -m helpers.notebooks
+NBVAL := --nbval --nbval-current-env --nbval-sanitize-with notebooks/nbval_sanitize.cfg --nbval-cell-timeout 600
+export PYTHON UPGRADE PARAMS
+
+.PHONY: help venv run test lab outputs bench lock html lint clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@echo '  settings: NOTEBOOK=notebooks/01_….ipynb (run, outputs, html)  PARAMS="scale=full" (run)'
+	@echo '            PYTHON=/path/to/python3.11 (venv)  UPGRADE=1 (lock)  PYTEST_ARGS="-k …" (test)'
+
+venv: ## build .venv from requirements.txt if it is missing or stale (the others do it by themselves)
+	@bash .ci/venv
+
+run: venv ## execute the notebooks at demo scale and write HTML to build/run
+	@$(WATCH) $(NOTEBOOKS) run --parameters "$$PARAMS" $(NOTEBOOK)
+
+test: venv ## lint, the tests, then every notebook against its stored outputs
+	$(BIN)/ruff check
+	$(WATCH) $(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	$(WATCH) $(BIN)/python -m pytest notebooks $(NBVAL) $(PYTEST_ARGS)
+
+lab: venv ## open JupyterLab on the notebooks
+	@$(BIN)/jupyter lab --notebook-dir=notebooks
+
+outputs: venv ## execute the notebooks at demo scale and store their outputs in place
+	@$(WATCH) $(NOTEBOOKS) outputs $(NOTEBOOK)
+
+bench: venv ## run every benchmark; each prints a table
+	@set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "== $$file"; $(WATCH) $(BIN)/python $$file; done
+
+lock: ## compile requirements.in into requirements.txt; keeps its pins unless UPGRADE=1
+	@bash .ci/lock
+
+html: venv ## write the notebooks with their stored outputs as HTML to build/html
+	@$(NOTEBOOKS) html $(NOTEBOOK)
+
+lint: venv ## ruff: findings and formatting
+	@$(BIN)/ruff check && $(BIN)/ruff format --check
+
+clean: ## remove what the targets wrote, but not .venv
+	@rm -rf build *.egg-info .pytest_cache .ruff_cache .hypothesis .ipynb_checkpoints notebooks/.ipynb_checkpoints

@@ -1,0 +1,360 @@
+"""The environment: its check, its lock, its conda file and the script that builds .venv."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from helpers import environment
+from helpers.environment import UnfitEnvironmentError, check_environment, describe_environment
+
+ROOT = Path(__file__).resolve().parent.parent
+GOOD_VERSIONS = {"tensorflow-federated": "0.87.0", "jax": "0.4.30", "jaxlib": "0.4.30"}
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """A fit environment, made up: change its members to make it unfit."""
+    fake = SimpleNamespace(versions=dict(GOOD_VERSIONS), tff_folder=tmp_path / "tff")
+    front_end = fake.tff_folder / "python" / "core" / "environments" / "jax_frontend"
+    front_end.mkdir(parents=True)
+    fake.front_end = front_end / "jax_computation.py"
+    fake.front_end.touch()
+
+    def version(package):
+        try:
+            return fake.versions[package]
+        except KeyError:
+            raise metadata.PackageNotFoundError(package) from None
+
+    monkeypatch.setattr(environment.metadata, "version", version)
+    monkeypatch.setattr(
+        environment.importlib.util,
+        "find_spec",
+        lambda name: SimpleNamespace(submodule_search_locations=[str(fake.tff_folder)]),
+    )
+    monkeypatch.setattr(environment.sys, "version_info", (3, 11, 7, "final", 0))
+    return fake
+
+
+def unfit_message():
+    with pytest.raises(UnfitEnvironmentError) as caught:
+        check_environment()
+    return str(caught.value)
+
+
+# --- check_environment
+
+
+def test_fit_environment_passes(installed):
+    check_environment()
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 12), (3, 13)])
+def test_another_python_is_unfit(installed, monkeypatch, version):
+    monkeypatch.setattr(environment.sys, "version_info", (*version, 0, "final", 0))
+    assert re.search(rf"found Python 3\.{version[1]}\b.*needs Python 3\.11", unfit_message())
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.33.0", "0.88.0"])
+def test_another_version_of_tff_is_unfit(installed, version):
+    installed.versions["tensorflow-federated"] = version
+    assert f"found tensorflow-federated {version}; tensorflow-federated 0.87.0" in unfit_message()
+
+
+@pytest.mark.parametrize("package", ["tensorflow-federated", "jax", "jaxlib"])
+def test_missing_package_is_unfit(installed, package):
+    del installed.versions[package]
+    assert f"found no {package}; {package} {GOOD_VERSIONS[package]} is needed" in unfit_message()
+
+
+@pytest.mark.parametrize("package", ["jax", "jaxlib"])
+def test_jax_and_jaxlib_of_different_versions_are_unfit(installed, package):
+    installed.versions[package] = "0.4.31"
+    assert f"found {package} 0.4.31; {package} 0.4.30 is needed" in unfit_message()
+
+
+def test_tff_without_its_jax_front_end_is_unfit(installed):
+    installed.front_end.unlink()
+    assert "without its JAX front end" in unfit_message()
+
+
+def test_tff_with_metadata_but_no_files_is_unfit(installed, monkeypatch):
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    assert "without its JAX front end" in unfit_message()
+
+
+@pytest.mark.parametrize("fault", ["python", "version", "missing", "front end"])
+def test_message_is_one_line_with_the_command_that_fixes_it(installed, monkeypatch, fault):
+    if fault == "python":
+        monkeypatch.setattr(environment.sys, "version_info", (3, 13, 0, "final", 0))
+    elif fault == "version":
+        installed.versions["jax"] = "0.12.0"
+    elif fault == "missing":
+        installed.versions.clear()
+    else:
+        installed.front_end.unlink()
+    message = unfit_message()
+    assert "\n" not in message
+    assert 'run "make lab", or "pip install --no-deps -r requirements.txt"' in message
+
+
+def test_ipython_shows_the_message_alone():
+    code = 'from helpers.environment import *; raise UnfitEnvironmentError("found X; Y is needed")'
+    shown = subprocess.run(
+        [sys.executable, "-m", "IPython", "--quick", "--colors=NoColor", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert shown.strip() == "UnfitEnvironmentError: found X; Y is needed"
+
+
+def test_import_and_check_load_no_heavy_package():
+    code = (
+        "import sys, helpers.environment as e\n"
+        "try: e.check_environment()\n"
+        "except e.UnfitEnvironmentError: pass\n"
+        "print({'numpy', 'jax', 'jaxlib', 'tensorflow', 'tensorflow_federated'} & {*sys.modules})"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "set()"
+
+
+def test_description_lists_versions_and_what_is_missing(installed):
+    lines = dict(line.split() for line in describe_environment().splitlines())
+    assert lines["lane"] == "tff"
+    assert lines["jax"] == "0.4.30"
+    assert lines["tensorflow"] == "missing"
+
+
+# --- the lock
+
+
+def read_requirements(name):
+    lines = (ROOT / name).read_text().splitlines()
+    stripped = (line.split("#")[0].strip() for line in lines)
+    return [Requirement(line) for line in stripped if line]
+
+
+@pytest.fixture(scope="module")
+def lock():
+    text = (ROOT / "requirements.txt").read_text()
+    return dict(re.findall(r"^([a-z0-9._-]+)==(\S+) \\$", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["requirements.in", "overrides.txt"])
+def test_lock_satisfies(name, lock):
+    unmet = [
+        str(requirement)
+        for requirement in read_requirements(name)
+        if not requirement.specifier.contains(lock.get(requirement.name, "0"))
+    ]
+    assert unmet == []
+
+
+def test_every_direct_dependency_has_a_reason():
+    lines = (ROOT / "requirements.in").read_text().splitlines()
+    without = [line for line in lines if line and not re.search(r"#\s*\S", line)]
+    assert without == []
+
+
+def test_lock_has_a_hash_for_every_package(lock):
+    text = (ROOT / "requirements.txt").read_text()
+    entries = re.findall(r"^\S+==\S+ \\\n    --hash=sha256:", text, flags=re.MULTILINE)
+    assert len(entries) == len(lock) == len(re.findall(r"^[^\s#]", text, flags=re.MULTILINE))
+
+
+def test_lock_says_how_it_is_made_and_installed():
+    header = (ROOT / "requirements.txt").read_text().split("\n\n")[0]
+    assert "make lock" in header
+    assert "Linux x86_64" in header
+    assert "pip install --no-deps -r requirements.txt" in header
+
+
+@pytest.mark.parametrize(
+    "name", ["requirements.in", "overrides.txt", "requirements.txt", "environment.yml"]
+)
+def test_no_package_index_is_named(name):
+    text = (ROOT / name).read_text()
+    assert re.findall(r"\S*://\S*|--(?:extra-)?index-url|--find-links", text) == []
+
+
+def test_check_wants_the_versions_of_the_lock(lock):
+    assert {name: lock[name] for name in environment.REQUIRED_VERSIONS} == (
+        environment.REQUIRED_VERSIONS
+    )
+
+
+# --- conda
+
+
+@pytest.fixture(scope="module")
+def conda():
+    return yaml.safe_load((ROOT / "environment.yml").read_text())
+
+
+def test_conda_installs_the_lock_and_nothing_else_by_pip(conda):
+    assert conda["dependencies"][-1] == {"pip": ["-r requirements.txt"]}
+
+
+def test_conda_python_is_that_of_the_check(conda):
+    python = ".".join(map(str, environment.PYTHON_VERSION))
+    assert [d for d in conda["dependencies"] if isinstance(d, str)] == [f"python={python}", "pip"]
+
+
+def test_conda_file_says_how_pip_gets_no_deps():
+    assert "PIP_NO_DEPS=1 conda env create" in (ROOT / "environment.yml").read_text()
+
+
+# --- .ci/venv, in a copy and with made-up tools
+
+TOOLS = ["bash", "awk", "cat", "cp", "dirname", "grep", "head", "mkdir", "rm", "sed", "sha256sum"]
+TOOLS += ["sort", "tail", "tr"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with .ci/venv and a PATH of made-up uname, getconf and Pythons."""
+    root = tmp_path / "checkout"
+    (root / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "venv", root / ".ci")
+    (root / "requirements.txt").write_text("setuptools==1 \\\n    --hash=sha256:0\n")
+    (root / "pyproject.toml").write_text("")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for tool in TOOLS:
+        (commands / tool).symlink_to(shutil.which(tool))
+    put_command(commands, "uname", '[[ $1 == -s ]] && echo "Linux" || echo "x86_64"')
+    put_command(commands, "getconf", 'echo "glibc 2.36"')
+    return SimpleNamespace(root=root, commands=commands)
+
+
+def put_command(folder, name, script):
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{script}\n")
+    path.chmod(0o755)
+
+
+# Stands for Python: says its version; `-m venv DIR` copies it there; `-m pip` is logged.
+FAKE_PYTHON = """
+case "$*" in
+  --version) echo "Python VERSION.0" ;;
+  -c*) echo "VERSION" | tr . ' ' ;;
+  "-m venv"*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  "-m pip"*) echo "$*" >>pip.log; [[ "$*" != *"FAILING"* ]] ;;
+esac
+"""
+
+
+def put_python(checkout, name, version, failing="nothing"):
+    script = FAKE_PYTHON.replace("VERSION", version).replace("FAILING", failing)
+    put_command(checkout.commands, name, script)
+
+
+def build(checkout, **variables):
+    return subprocess.run(
+        ["bash", ".ci/venv"],
+        cwd=checkout.root,
+        env={"PATH": str(checkout.commands)} | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
+def pip_calls(checkout):
+    log = checkout.root / "pip.log"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def assert_refused(result, message):
+    assert result.returncode == 1
+    assert re.fullmatch(rf"error: .*{message}.*\n", result.stderr)
+
+
+def test_no_python_311_is_refused_with_what_was_found(checkout):
+    put_python(checkout, "python3", "3.13")
+    found = r"python3\.11: none, python3: Python 3\.13\.0, python: none"
+    assert_refused(build(checkout), rf"{found}.*make PYTHON=")
+
+
+def test_given_python_of_another_version_is_refused(checkout):
+    put_python(checkout, "python3.11", "3.11")
+    put_python(checkout, "mine", "3.12")
+    assert_refused(
+        build(checkout, PYTHON="mine"), r"PYTHON=mine is not Python 3\.11 \(Python 3\.12"
+    )
+
+
+@pytest.mark.parametrize("name", ["python3.11", "python3", "python"])
+def test_python_311_is_found_under(name, checkout):
+    put_python(checkout, name, "3.11")
+    assert build(checkout).returncode == 0
+
+
+def test_another_system_is_refused(checkout):
+    put_command(checkout.commands, "uname", '[[ $1 == -s ]] && echo Darwin || echo "arm64"')
+    assert_refused(build(checkout), "this is Darwin arm64")
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"), [("echo glibc 2.28", r"glibc 2\.28"), ("exit 1", "no glibc")]
+)
+def test_another_c_library_is_refused(checkout, script, shown):
+    put_command(checkout.commands, "getconf", script)
+    assert_refused(build(checkout), f"this system has {shown}")
+
+
+def test_lock_is_installed_with_hashes_and_without_dependencies(checkout):
+    put_python(checkout, "python3.11", "3.11")
+    build(checkout)
+    (call,) = [call for call in pip_calls(checkout) if "-r requirements.txt" in call]
+    assert "--no-deps --require-hashes" in call
+
+
+def test_build_that_is_up_to_date_installs_nothing(checkout):
+    put_python(checkout, "python3.11", "3.11")
+    build(checkout)
+    before = pip_calls(checkout)
+    os.utime(checkout.root / "requirements.txt")  # new time, same content
+    assert build(checkout).returncode == 0
+    assert pip_calls(checkout) == before
+
+
+def test_changed_lock_is_installed(checkout):
+    put_python(checkout, "python3.11", "3.11")
+    build(checkout)
+    before = pip_calls(checkout)
+    (checkout.root / "requirements.txt").write_text("setuptools==2 \\\n    --hash=sha256:0\n")
+    build(checkout)
+    assert pip_calls(checkout) == 2 * before
+
+
+def test_changed_pyproject_installs_the_package_alone(checkout):
+    put_python(checkout, "python3.11", "3.11")
+    build(checkout)
+    before = pip_calls(checkout)
+    (checkout.root / "pyproject.toml").write_text("# changed")
+    build(checkout)
+    (call,) = pip_calls(checkout)[len(before) :]
+    assert call.endswith("--editable .")
+
+
+@pytest.mark.parametrize("failing", ["build-tools", "-r requirements.txt", "--editable"])
+def test_build_that_failed_is_built_again(checkout, failing):
+    put_python(checkout, "python3.11", "3.11", failing=failing)
+    assert build(checkout).returncode != 0
+    put_python(checkout, "python3.11", "3.11")
+    (checkout.root / "pip.log").unlink()
+    assert build(checkout).returncode == 0
+    assert len(pip_calls(checkout)) == 3
