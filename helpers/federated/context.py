@@ -135,9 +135,10 @@ class XlaExecutionContext(frontend.framework.SyncContext):
           TypeError: The value does not fit the type.
           ValueError: A cohort is empty, or cohorts differ in size.
         """
-        size = transfer.cohort_size(value, type_spec, "value")
+        place = transfer.Place(None, "value")
+        size = transfer.cohort_size(value, type_spec, place)
         layout = self._layout_of(size) if size is not None else None
-        arrays = transfer.ingest(value, type_spec, layout, "value")
+        arrays = transfer.ingest(value, type_spec, layout, place)
         if self._debug:
             return DeviceValue(type_spec, PlacedArgument(arrays, layout))
         mesh = self._mesh(layout)

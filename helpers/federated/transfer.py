@@ -103,7 +103,23 @@ class DeviceValue(frontend.TypedObject):
         return f"DeviceValue({self._type_signature})"
 
 
-def cohort_size(value, type_spec, place: str = "argument") -> int | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where in an argument a value stands; it becomes text only when a message needs it."""
+
+    outer: Place | None
+    label: str
+    index: int | None = None
+
+    def __str__(self) -> str:
+        own = self.label if self.index is None else f"{self.label} {self.index}"
+        return own if self.outer is None else f"{self.outer}, {own}"
+
+
+_ARGUMENT = Place(None, "argument")
+
+
+def cohort_size(value, type_spec, place: Place = _ARGUMENT) -> int | None:
     """Tells how many clients an argument holds values for.
 
     Args:
@@ -151,7 +167,7 @@ def _cohort_sizes(value, type_spec, place):
             yield from _cohort_sizes(part, field, where)
 
 
-def ingest(value, type_spec, layout: ClientLayout | None, place: str = "argument"):
+def ingest(value, type_spec, layout: ClientLayout | None, place: Place = _ARGUMENT):
     """Checks an argument against its type and lays it out for the runtime.
 
     Args:
@@ -204,29 +220,28 @@ def _reuse(value: DeviceValue, type_spec, layout, place):
     return value.placed.value
 
 
-def _stack_clients(value, member_type, layout: ClientLayout, place: str):
+def _stack_clients(value, member_type, layout: ClientLayout, place: Place):
     """Stacks the member values of all clients along one axis with a slot a client."""
     if isinstance(member_type, frontend.StructType):
         columns = [
-            _parts(member, member_type, f"{place}, client {client}")
+            _parts(member, member_type, Place(place, "client", client))
             for client, member in enumerate(value)
         ]
         stacked = []
         for index, (name, field) in enumerate(frontend.fields(member_type)):
             parts = [column[index][0] for column in columns]
-            where = f"{place}, field {name if name else index}"
-            stacked.append(_stack_clients(parts, field, layout, where))
+            stacked.append(_stack_clients(parts, field, layout, _field(place, name, index)))
         return tuple(stacked)
     if isinstance(member_type, frontend.SequenceType):
         rows = [
-            _elements(member, member_type.element, f"{place}, client {client}")
+            _elements(member, member_type.element, Place(place, "client", client))
             for client, member in enumerate(value)
         ]
         return _stack_sequences(rows, member_type.element, layout)
     if not isinstance(member_type, frontend.TensorType):
         raise TypeError(f"{place} has member type {member_type}, which the XLA runtime cannot take")
     arrays = [
-        to_array(member, member_type, f"{place}, client {client}")
+        to_array(member, member_type, Place(place, "client", client))
         for client, member in enumerate(value)
     ]
     buffer = _empty((layout.num_devices * layout.capacity, *member_type.shape), member_type.dtype)
@@ -263,7 +278,7 @@ def _store(by_device: list[list], element_type, capacity: int):
     return _pack(element_type, iter(buffers))
 
 
-def _elements(value, element_type, place: str) -> list[list]:
+def _elements(value, element_type, place: Place) -> list[list]:
     """Lists the elements of a sequence, each as its flat arrays."""
     if hasattr(value, "as_numpy_iterator"):
         value = value.as_numpy_iterator()
@@ -275,12 +290,12 @@ def _elements(value, element_type, place: str) -> list[list]:
     rows = []
     for batch, element in enumerate(value):
         row: list = []
-        _flatten(element, element_type, f"{place}, batch {batch}", row)
+        _flatten(element, element_type, Place(place, "batch", batch), row)
         rows.append(row)
     return rows
 
 
-def _flatten(value, type_spec, place: str, row: list) -> None:
+def _flatten(value, type_spec, place: Place, row: list) -> None:
     if isinstance(type_spec, frontend.StructType):
         for part, (_, field), where in _parts(value, type_spec, place):
             _flatten(part, field, where, row)
@@ -304,7 +319,7 @@ def _pack(type_spec, arrays):
     return next(arrays)
 
 
-def _parts(value, type_spec, place: str) -> list[tuple[object, tuple, str]]:
+def _parts(value, type_spec, place: Place) -> list[tuple[object, tuple, str]]:
     """Matches the fields of a struct value to those of its type.
 
     Returns:
@@ -312,6 +327,21 @@ def _parts(value, type_spec, place: str) -> list[tuple[object, tuple, str]]:
     """
     fields = frontend.fields(type_spec)
     names = [name for name, _ in fields]
+    values = _values_in_order(value, names, type_spec, place)
+    return [
+        (part, field, _field(place, field[0], index))
+        for index, (part, field) in enumerate(zip(values, fields))
+    ]
+
+
+def _field(place: Place, name: str | None, index: int) -> Place:
+    return Place(place, "field", index) if name is None else Place(place, f"field {name}")
+
+
+def _values_in_order(value, names: list, type_spec, place: Place) -> list:
+    """Lists the fields of a struct value in the order of its type's."""
+    if isinstance(value, dict) and list(value) == names:
+        return list(value.values())  # By far the most common: worth not going the long way.
     given = _fields_of(value)
     if given is None:
         raise TypeError(f"{place}: expected a struct {type_spec}, given {_name(value)}")
@@ -324,20 +354,13 @@ def _parts(value, type_spec, place: str) -> list[tuple[object, tuple, str]]:
             problems = [f"field {name!r} is missing" for name in missing]
             problems += [f"field {name!r} is not in the type" for name in extra]
             raise TypeError(f"{place}: {', '.join(problems)}; expected the fields {names}")
-        values = [by_name[name] for name in names]
-    else:
-        if len(given) != len(fields):
-            raise TypeError(
-                f"{place}: expected {len(fields)} fields of {type_spec}, given {len(given)}"
-            )
-        for name, (given_name, _) in zip(names, given):
-            if given_name is not None and given_name != name:
-                raise TypeError(f"{place}: expected the fields {names}, given {given_names}")
-        values = [part for _, part in given]
-    return [
-        (part, field, f"{place}, field {field[0] if field[0] else index}")
-        for index, (part, field) in enumerate(zip(values, fields))
-    ]
+        return [by_name[name] for name in names]
+    if len(given) != len(names):
+        raise TypeError(f"{place}: expected {len(names)} fields of {type_spec}, given {len(given)}")
+    for name, (given_name, _) in zip(names, given):
+        if given_name is not None and given_name != name:
+            raise TypeError(f"{place}: expected the fields {names}, given {given_names}")
+    return [part for _, part in given]
 
 
 def _fields_of(value) -> list[tuple[str | None, object]] | None:
@@ -358,7 +381,7 @@ def _fields_of(value) -> list[tuple[str | None, object]] | None:
     return None
 
 
-def to_array(value, type_spec, place: str = "argument") -> np.ndarray | jax.Array:
+def to_array(value, type_spec, place: Place = _ARGUMENT) -> np.ndarray | jax.Array:
     """Converts a value to an array of exactly the type's dtype and shape.
 
     Python numbers are taken where the dtype holds them exactly enough (an int for any integer or
