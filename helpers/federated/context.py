@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Sequence
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
@@ -146,7 +147,7 @@ class XlaExecutionContext(frontend.framework.SyncContext):
         shardings = jax.tree_util.tree_map(
             lambda _, spec: self._sharding(mesh, spec), arrays, specs
         )
-        placed = self._worker.run(lambda: jax.block_until_ready(jax.device_put(arrays, shardings)))
+        placed = self._on_worker(lambda: jax.block_until_ready(jax.device_put(arrays, shardings)))
         return DeviceValue(type_spec, PlacedArgument(placed, layout))
 
     # What runs.
@@ -212,10 +213,20 @@ class XlaExecutionContext(frontend.framework.SyncContext):
             if executable is None:
                 lowered = self._lower(program, inputs, layout)
                 self._traces += 1
-                executable = self._worker.run(lowered.compile)
+                executable = self._on_worker(lowered.compile)
                 self._compilations += 1
                 program.executables[key] = executable
-        return self._worker.run(lambda: self._fetch(executable(*inputs)))
+        return self._on_worker(lambda: self._fetch(executable(*inputs)))
+
+    def _on_worker(self, call):
+        """Runs a call on the worker's thread under this thread's setting of 64-bit numbers."""
+        x64 = jax.config.jax_enable_x64
+
+        def with_x64():
+            with jax.experimental.enable_x64(x64):
+                return call()
+
+        return self._worker.run(with_x64)
 
     def _fetch(self, outputs):
         if self._device_results:

@@ -1,0 +1,34 @@
+"""Run by test_process: a call that takes long, to be interrupted.
+
+Usage: python interrupted.py {caught,uncaught}
+"""
+
+import sys
+import time
+
+import jax
+import numpy as np
+
+from helpers import federated
+from helpers.federated import tff
+
+federated.set_local_python_execution_context()
+
+
+@tff.jax.computation(tff.TensorType(np.float32, (400, 400)), np.int32)
+def power(matrix, count):
+    return jax.lax.fori_loop(0, count, lambda _, x: x @ matrix / 400, matrix)
+
+
+ones = np.ones((400, 400), np.float32)
+power(ones, 1)
+print("ready", flush=True)
+if sys.argv[1] == "uncaught":
+    power(ones, 10**6)
+started = time.monotonic()
+try:
+    power(ones, 4000)
+except KeyboardInterrupt:
+    print(f"interrupted after {time.monotonic() - started:.1f}", flush=True)
+print("usable:", power(ones, 1)[0, 0], flush=True)
+sys.exit(3)

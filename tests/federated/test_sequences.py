@@ -1,0 +1,169 @@
+"""Sequences: ragged cohorts against NumPy, and every way to pass one."""
+
+import collections
+
+import cases
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.federated import tff, transfer
+
+FLOATS = tff.SequenceType(np.float32)
+add = tff.jax.computation(lambda total, x: total + x, np.float32, np.float32)
+double = tff.jax.computation(lambda x: 2 * x, np.float32)
+
+
+@tff.federated_computation(FLOATS)
+def total(values):
+    return tff.sequence_reduce(values, np.float32(0), add)
+
+
+@tff.federated_computation(FLOATS)
+def doubled(values):
+    return tff.sequence_map(double, values)
+
+
+@tff.federated_computation(tff.FederatedType(FLOATS, tff.CLIENTS))
+def totals(data):
+    return tff.federated_map(total, data)
+
+
+WAYS = {
+    "list": lambda values: values,
+    "tuple": tuple,
+    "generator": lambda values: (value for value in values),
+    "array": lambda values: np.array(values, np.float32),
+    "dataset": lambda values: tf.data.Dataset.from_tensor_slices(np.array(values, np.float32)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("values", [[], [3.0], [1.0, 2.0, 4.0]])
+def test_a_sequence_may_come_as(way, values):
+    assert total(way(values)) == sum(values)
+
+
+def test_a_dataset_of_structures_binds_by_name():
+    element = collections.OrderedDict(b=tff.TensorType(np.float32, (2,)), a=np.int32)
+    computation = tff.federated_computation(
+        lambda values: tff.sequence_sum(values), tff.SequenceType(element)
+    )
+    dataset = tf.data.Dataset.range(4).map(
+        lambda i: {"a": tf.cast(i, tf.int32), "b": tf.fill([2], tf.cast(i, tf.float32))}
+    )
+    got = computation(dataset)
+    assert got["a"] == 6
+    np.testing.assert_array_equal(got["b"], [6, 6])
+
+
+def test_the_sum_of_no_elements_is_zero():
+    computation = tff.federated_computation(lambda values: tff.sequence_sum(values), FLOATS)
+    assert computation([]) == 0
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=12),
+    seed=st.integers(0, 10_000),
+)
+def test_training_on_any_cohort_equals_numpy(lengths, seed):
+    cohort = cases.random_cohort(np.random.default_rng(seed), lengths)
+    got = _TRAIN_EACH(cases.zeros(), cohort)
+    for model, batches in zip(got, cohort, strict=True):
+        wanted, _ = cases.numpy_train(cases.zeros(), batches)
+        for name in wanted:
+            np.testing.assert_allclose(model[name], wanted[name], rtol=1e-4, atol=1e-6)
+
+
+def _build_train_each():
+    import jax
+
+    @tff.jax.computation(cases.MODEL_TYPE, cases.BATCH_TYPE)
+    def step(model, batch):
+        gradient = jax.grad(cases.loss)(model, batch)
+        return jax.tree_util.tree_map(lambda p, g: p - cases.STEP_SIZE * g, model, gradient)
+
+    @tff.federated_computation(cases.MODEL_TYPE, tff.SequenceType(cases.BATCH_TYPE))
+    def train(model, batches):
+        return tff.sequence_reduce(batches, model, step)
+
+    @tff.federated_computation(
+        tff.FederatedType(cases.MODEL_TYPE, tff.SERVER),
+        tff.FederatedType(tff.SequenceType(cases.BATCH_TYPE), tff.CLIENTS),
+    )
+    def train_each(model, data):
+        return tff.federated_map(train, (tff.federated_broadcast(model), data))
+
+    return train_each
+
+
+_TRAIN_EACH = _build_train_each()
+
+
+def test_a_cohort_of_a_thousand_with_one_large_client():
+    lengths = [1] * 1000
+    lengths[500] = 300
+    generator = np.random.default_rng(0)
+    cohort = [generator.integers(0, 9, length).astype(np.float32) for length in lengths]
+    assert totals(cohort) == [client.sum() for client in cohort]
+
+
+def test_storage_grows_with_the_data_and_not_with_the_largest_client():
+    cohort = [[1.0]] * 1000 + [[1.0] * 1000]
+    layout = transfer.ClientLayout(1001, 1)
+    value = transfer.ingest(cohort, tff.FederatedType(FLOATS, tff.CLIENTS), layout)
+    assert value.capacity <= 2000 * 1.25
+
+
+def test_a_mapped_sequence_can_be_returned_and_reduced():
+    @tff.federated_computation(FLOATS)
+    def both(values):
+        mapped = tff.sequence_map(double, values)
+        return mapped, tff.sequence_reduce(mapped, np.float32(0), add)
+
+    assert both([1.0, 2.0]) == ([2, 4], 6)
+    assert both([]) == ([], 0)
+
+
+def test_mapped_sequences_can_be_returned_from_the_clients():
+    computation = tff.federated_computation(
+        lambda data: (tff.federated_map(doubled, data), data),
+        tff.FederatedType(FLOATS, tff.CLIENTS),
+    )
+    cohort = [[1.0, 2.0], [], [3.0]]
+    assert computation(cohort) == ([[2, 4], [], [6]], cohort)
+
+
+def test_mapped_sequences_can_be_mapped_and_reduced_later():
+    @tff.federated_computation(tff.FederatedType(FLOATS, tff.CLIENTS))
+    def computation(data):
+        once = tff.federated_map(doubled, data)
+        twice = tff.federated_map(doubled, once)
+        return tff.federated_map(total, twice), tff.federated_sum(tff.federated_map(total, once))
+
+    assert computation([[1.0, 2.0], [], [3.0]]) == ([12, 0, 12], 12)
+
+
+def test_a_sequence_is_passed_on_beside_other_values():
+    @tff.federated_computation({"scale": np.float32, "values": FLOATS})
+    def scaled(x):
+        return add(x["scale"], total(x["values"])), x["values"]
+
+    @tff.federated_computation(
+        tff.FederatedType(np.float32, tff.SERVER), tff.FederatedType(FLOATS, tff.CLIENTS)
+    )
+    def computation(scale, data):
+        zipped = tff.federated_zip({"scale": tff.federated_broadcast(scale), "values": data})
+        return tff.federated_map(scaled, zipped)
+
+    assert computation(10.0, [[1.0], [2.0, 3.0]]) == [(11, [1]), (15, [2, 3])]
+
+
+def test_a_sequence_at_the_server():
+    computation = tff.federated_computation(
+        lambda data: tff.federated_map(total, data), tff.FederatedType(FLOATS, tff.SERVER)
+    )
+    assert computation([1.0, 2.0, 3.0]) == 6
