@@ -1,0 +1,106 @@
+"""Data sets by TensorFlow Datasets, also where there is no network.
+
+TFDS asks the network about a data set even when all of it is on disk, and a download that is cut
+off must never be taken for a good one. So what is on disk is opened by its folder, without asking
+anybody; and a data set is prepared in a folder beside its place and moved there when it is whole.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from helpers.data.errors import DataError
+
+
+def load_arrays(
+    name: str, folder: Path, splits: Sequence[str], features: tuple[str, ...]
+) -> dict[str, tuple[np.ndarray, ...]]:
+    """Loads splits of a data set as arrays, downloading it first if it is not there.
+
+    Args:
+      name: Name of the data set in TFDS.
+      folder: Where TFDS data sets are kept.
+      splits: Names of the splits.
+      features: Names of the features.
+
+    Returns:
+      For each split, one array a feature `[num_examples, ...]`.
+
+    Raises:
+      DataError: The data set is not on disk and cannot be downloaded or stored.
+    """
+    # Outside Google's own machines the look at its storage only costs a time-out.
+    os.environ.setdefault("NO_GCE_CHECK", "true")
+    import tensorflow_datasets as tfds
+
+    builder = _open(tfds, name, folder)
+    if builder is None:
+        _prepare(tfds, name, folder)
+        builder = _open(tfds, name, folder)
+    arrays = {}
+    for split in splits:
+        examples = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
+        arrays[split] = tuple(np.asarray(examples[feature]) for feature in features)
+    return arrays
+
+
+def _open(tfds, name: str, folder: Path):
+    """Opens a data set that is on disk, or returns None."""
+    versions = sorted(path.parent for path in (folder / name).glob("**/dataset_info.json"))
+    return tfds.builder_from_directory(versions[-1]) if versions else None
+
+
+def _prepare(tfds, name: str, folder: Path) -> None:
+    """Downloads a data set beside its place and moves it there when it is whole."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
+            with _offline_metadata(tfds):
+                builder = tfds.builder(name, data_dir=partial)
+                builder.download_and_prepare(
+                    download_dir=os.path.join(partial, "downloads"), file_format="tfrecord"
+                )
+            shutil.move(os.path.join(partial, name), folder / name)
+    except Exception as error:
+        raise DataError(_advice(name, folder, error)) from error
+
+
+@contextlib.contextmanager
+def _offline_metadata(tfds):
+    """Keeps TFDS from asking Google's storage whether it holds the data set ready made."""
+    from tensorflow_datasets.core.utils import gcs_utils
+
+    before = gcs_utils._is_gcs_disabled
+    tfds.core.utils.gcs_utils._is_gcs_disabled = True
+    try:
+        yield
+    finally:
+        gcs_utils._is_gcs_disabled = before
+
+
+def _advice(name: str, folder: Path, error: Exception) -> str:
+    chain, reasons = error, []
+    while chain is not None:
+        reasons.append(chain)
+        chain = chain.__cause__ or chain.__context__
+    codes = {getattr(reason, "errno", None) for reason in reasons}
+    text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if errno.ENOSPC in codes:
+        return f"no room in {folder} for {name}: free some, or pass another data_dir ({text})"
+    if codes & {errno.EACCES, errno.EROFS}:
+        return f"cannot write to {folder}: pass a data_dir that can be written to ({text})"
+    if any("CERTIFICATE" in str(reason) for reason in reasons):
+        return (
+            f"{name} was not downloaded: its host's certificate is not valid ({text}); wait for "
+            "the host, or fetch the files by another way and use source='archive'"
+        )
+    return (
+        f"{name} could not be downloaded ({text}); without a network use source='bundled', or copy "
+        "the official files by hand and use source='archive'. Nothing of it was kept"
+    )
