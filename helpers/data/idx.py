@@ -45,9 +45,9 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
             "files may be swapped: rename them"
         )
     start = 4 + 4 * dimensions
-    shape = tuple(np.frombuffer(content[4:start], ">i4").tolist())
-    if len(shape) != dimensions or min(shape) < 0:
+    if len(content) < start:
         raise DataError(f"{path.name} is truncated in its header; {_AGAIN}")
+    shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
     expected, found = int(np.prod(shape)), len(content) - start
     if found != expected:
         what = "truncated" if found < expected else "too long"
