@@ -6,6 +6,7 @@ neither TensorFlow nor JAX.
 """
 
 import importlib.util
+import os
 import platform
 import sys
 from importlib import metadata
@@ -47,13 +48,15 @@ def check_environment() -> None:
 
     Raises:
       UnfitEnvironmentError: Python is not 3.11; TensorFlow Federated, jax or jaxlib is missing or
-        not the version of the lock; or TensorFlow Federated lacks its JAX front end. The message
-        names what was found, what is needed and the command that fixes it.
+        not the version of the lock; TensorFlow Federated lacks its JAX front end; or XLA_FLAGS
+        holds a flag that jaxlib does not know and would end the process for. The message names
+        what was found, what is needed and the command that fixes it.
     """
     _check_python()
     for package in REQUIRED_VERSIONS:
         _check_package(package)
     _check_jax_front_end()
+    _check_xla_flags()
 
 
 def describe_environment() -> str:
@@ -93,6 +96,16 @@ def _check_jax_front_end() -> None:
         raise UnfitEnvironmentError(
             "found a tensorflow-federated without its JAX front end (tff.jax.computation); "
             f"that of {REQUIRED_VERSIONS['tensorflow-federated']} is needed: {_FIX_PACKAGES}"
+        )
+
+
+def _check_xla_flags() -> None:
+    # XLA ends the process at an unknown flag, which in a notebook looks like a dead kernel.
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "--xla_cpu_max_isa" in flags:
+        raise UnfitEnvironmentError(
+            f"found --xla_cpu_max_isa in XLA_FLAGS, which jaxlib {REQUIRED_VERSIONS['jaxlib']} "
+            "does not know; --xla_cpu_prefer_vector_width=128 or =256 comes nearest to it there"
         )
 
 

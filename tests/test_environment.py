@@ -54,6 +54,11 @@ def unfit_message():
 # --- check_environment
 
 
+def test_a_flag_that_this_jaxlib_would_die_of_is_named(installed, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x --xla_cpu_max_isa=AVX2")
+    assert "found --xla_cpu_max_isa in XLA_FLAGS" in unfit_message()
+
+
 def test_fit_environment_passes(installed):
     check_environment()
 
