@@ -4,6 +4,7 @@ Usage: python -m helpers.notebooks {run,outputs,html} [NOTEBOOK...]
 """
 
 import argparse
+import base64
 import os
 import shlex
 import sys
@@ -118,6 +119,7 @@ def store_outputs(path: Path) -> None:
     """Executes a notebook and stores its outputs in place, with minimal metadata.
 
     The file is replaced at the end in one step: an interrupted or failing run leaves it as it was.
+    The figure of a cell tagged `picture` is written to `pictures/` beside it, for the README.
 
     Args:
       path: the notebook.
@@ -158,6 +160,27 @@ def store_outputs(path: Path) -> None:
     if problems := find_problems(notebook):
         raise NotebookError("\n".join(f"{path.name}: {problem}" for problem in problems))
     write_atomically(path, nbformat.writes(notebook) + "\n")
+    if (picture := find_picture(notebook)) is not None:
+        folder = path.parent / "pictures"
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / f"{path.stem.partition('_')[0]}.png", picture)
+
+
+def find_picture(notebook: NotebookNode) -> bytes | None:
+    """Finds the figure that stands for a notebook in the README.
+
+    Args:
+      notebook: a notebook of format 4.
+
+    Returns:
+      The first PNG of the first cell tagged `picture`, or None where there is none.
+    """
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and "picture" in cell.metadata.get("tags", ()):
+            for output in cell.outputs:
+                if encoded := output.get("data", {}).get("image/png"):
+                    return base64.b64decode(encoded)
+    return None
 
 
 def minimal_notebook(notebook: NotebookNode) -> NotebookNode:
@@ -225,16 +248,16 @@ def write_html(notebook: Path, result: Path) -> None:
     write_atomically(result, page)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file in one step: whoever reads it finds the old text or the whole new one.
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Writes a file in one step: whoever reads it finds the old content or the whole new one.
 
     Args:
       path: the file.
-      text: its new content.
+      content: its new content; text is encoded as UTF-8.
     """
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from helpers.notebooks import (
     KERNELSPEC,
     NotebookError,
     find_notebooks,
+    find_picture,
     find_problems,
     minimal_notebook,
     parse_parameters,
@@ -54,6 +55,35 @@ def texts(path):
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
 def test_stored_notebook_has_nothing_that_must_not_be_there(path):
     assert find_problems(nbformat.read(path, as_version=4)) == []
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
+def test_stored_notebook_has_the_parts_that_every_notebook_has(path):
+    cells = nbformat.read(path, as_version=4).cells
+    for words in ("**You will learn**", "**Needs**"):
+        assert words in cells[0].source
+    assert sum("parameters" in cell.metadata.get("tags", ()) for cell in cells) == 1
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    for heading in ("## Exercises", "## Summary", "## Next"):
+        assert f"\n{heading}\n" in prose
+
+
+def test_readme_names_every_notebook_and_every_file_it_names_is_there():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(((?!https?:)[^)#]+)", readme)
+    assert {f"notebooks/{path.name}" for path in STORED} <= set(links)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+# --- the README's pictures
+
+
+def test_the_figure_of_the_tagged_cell_is_the_picture():
+    plain = v4.new_code_cell(outputs=[v4.new_output("display_data", {"image/png": "YQ=="})])
+    tagged = v4.new_code_cell(outputs=[v4.new_output("display_data", {"image/png": "Yg=="})])
+    tagged.metadata["tags"] = ["picture"]
+    assert find_picture(v4.new_notebook(cells=[plain, tagged])) == b"b"
+    assert find_picture(v4.new_notebook(cells=[plain])) is None
 
 
 # --- choosing notebooks and parameters
