@@ -4,10 +4,10 @@ A folder holds one file a chunk, with what the chunk produced and all that is ne
 it. A file is a line with the SHA-256 of the rest, then a NumPy archive. It is written beside its
 place, flushed to disk and renamed, so that a kill at any moment leaves the chunks before it.
 
-Why not Orbax, which is JAX's checkpoint library: the release that lane A's pins admit (0.4.4) fails
-to save with the tensorstore that they admit (0.1.45), and the current one (0.12.8) gave back other
-numbers without an error when bits of its data file were flipped (15 of 15 tries). Its strength,
-arrays that are spread over many hosts, is not needed for the state of one chunk.
+Why not Orbax, which is JAX's checkpoint library: tried with its defaults, the release that lane A's
+pins admit (0.4.4) failed to save with the tensorstore that they admit (0.1.45), and the current one
+(0.12.8) gave back other numbers without an error when a bit of its data file was flipped (15 of 15
+tries). Its strength, arrays that are spread over many hosts, is not needed for one chunk's state.
 """
 
 import contextlib
