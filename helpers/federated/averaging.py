@@ -65,6 +65,8 @@ def build_jax_federated_averaging_process(
     batch_type, model_type = tff.to_type(batch_type), tff.to_type(model_type)
     _check_positive("step_size", step_size)
     _check_positive("server_learning_rate", server_learning_rate)
+    # NumPy's scalars have a dtype that would widen a half-precision model.
+    step_size, server_learning_rate = float(step_size), float(server_learning_rate)
     _check_floats(model_type)
     batch_weight = _batch_weight(client_weighting, batch_type)
     plain = client_weighting == "uniform" and server_learning_rate == 1.0
@@ -99,7 +101,7 @@ def build_jax_federated_averaging_process(
             progress=collections.OrderedDict(
                 loss=progress["loss"] + loss.astype(jnp.float32),
                 num_batches=progress["num_batches"] + 1,
-                weight=progress["weight"] + jnp.float32(batch_weight(batch)),
+                weight=progress["weight"] + _scalar_weight(batch_weight(batch)),
             ),
         )
 
@@ -216,6 +218,15 @@ def _batch_weight(client_weighting, batch_type) -> Callable:
         )
     examples = float(sizes.pop())
     return lambda batch: examples
+
+
+def _scalar_weight(weight) -> jax.Array:
+    if jnp.shape(weight) != ():
+        raise ValueError(
+            "client_weighting must return one number a batch, it returned shape "
+            f"{list(jnp.shape(weight))}; sum it"
+        )
+    return jnp.float32(weight)
 
 
 def _tensors(type_spec):

@@ -22,7 +22,7 @@ from helpers.federated import frontend, jax_internals, transfer
 from helpers.federated.evaluate import Cohort, DebugLoops, Evaluator, FusedLoops, NoClientsError
 from helpers.federated.interruptible import Worker
 from helpers.federated.transfer import ClientLayout, DeviceValue, PlacedArgument
-from helpers.federated.values import AllEqual, PerClient
+from helpers.federated.values import AllEqual, PerClient, SequenceValue
 
 _AXIS = "clients"
 _PROGRAMS_KEPT = 128
@@ -111,6 +111,7 @@ class XlaExecutionContext(frontend.framework.SyncContext):
         """
         type_signature = comp.type_signature
         program = self._program(comp)
+        program.check_types()
         layout = self._layout(arg, type_signature.parameter)
         argument = ()
         if type_signature.parameter is not None:
@@ -136,10 +137,11 @@ class XlaExecutionContext(frontend.framework.SyncContext):
           TypeError: The value does not fit the type.
           ValueError: A cohort is empty, or cohorts differ in size.
         """
+        _check_type(type_spec)
         place = transfer.Place(None, "value")
         size = transfer.cohort_size(value, type_spec, place)
         layout = self._layout_of(size) if size is not None else None
-        arrays = transfer.ingest(value, type_spec, layout, place)
+        arrays = _owned(type_spec, transfer.ingest(value, type_spec, layout, place))
         if self._debug:
             return DeviceValue(type_spec, PlacedArgument(arrays, layout))
         mesh = self._mesh(layout)
@@ -197,7 +199,7 @@ class XlaExecutionContext(frontend.framework.SyncContext):
     def _run(self, program: "_Program", argument, layout):
         counts = layout.counts if layout is not None else np.zeros((1,), np.int32)
         total = np.int32(layout.num_clients if layout is not None else 0)
-        inputs = (counts, total, argument)
+        inputs = (counts, total, self._moved(program, argument, layout))
         leaves, structure = jax.tree_util.tree_flatten(inputs)
         key = (
             structure,
@@ -217,6 +219,24 @@ class XlaExecutionContext(frontend.framework.SyncContext):
                 self._compilations += 1
                 program.executables[key] = executable
         return self._on_worker(lambda: self._fetch(executable(*inputs)))
+
+    def _moved(self, program: "_Program", argument, layout):
+        """Moves JAX arrays that lie elsewhere than the program will read them.
+
+        Such are results of a call with another number of clients, hence of devices, and values of
+        the server that were put on the first device.
+        """
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(argument)):
+            return argument
+        mesh = self._mesh(layout)
+
+        def move(leaf, spec):
+            sharding = self._sharding(mesh, spec)
+            if not isinstance(leaf, jax.Array) or leaf.sharding == sharding:
+                return leaf
+            return jax.device_put(leaf, sharding)
+
+        return jax.tree_util.tree_map(move, argument, _specs(program.parameter_type, argument))
 
     def _on_worker(self, call):
         """Runs a call on the worker's thread under this thread's setting of 64-bit numbers."""
@@ -258,7 +278,7 @@ class XlaExecutionContext(frontend.framework.SyncContext):
         return jax.jit(shard, in_shardings=in_shardings).lower(*inputs)
 
     def _run_debug(self, program: "_Program", argument, layout):
-        argument = jax.tree_util.tree_map(jnp.asarray, argument)
+        argument = jax.device_put(argument, self.devices[0])
         cohort = None
         if layout is not None:
             count = jnp.int32(layout.num_clients)
@@ -280,11 +300,19 @@ class _Program:
         type_signature = comp.type_signature
         self.parameter_type = type_signature.parameter
         self.result_type = type_signature.result
+        self.executables: dict = {}
+        self._block = comp.to_building_block()
+        self._checked_with_x64: set[bool] = set()
+
+    def check_types(self) -> None:
+        """Refuses types that JAX cannot hold as it is set up now."""
+        x64 = jax.config.jax_enable_x64
+        if x64 in self._checked_with_x64:
+            return
         for type_spec in (self.parameter_type, self.result_type):
             if type_spec is not None:
                 _check_type(type_spec)
-        self.executables: dict = {}
-        self._block = comp.to_building_block()
+        self._checked_with_x64.add(x64)
 
     def evaluate(self, loops, cohort: Cohort | None, argument):
         """Evaluates the computation; see `Evaluator`."""
@@ -328,6 +356,10 @@ def _check_type(type_spec) -> None:
         _check_type(type_spec.member)
     elif isinstance(type_spec, frontend.SequenceType):
         _check_type(type_spec.element)
+        if not transfer.tensor_types(type_spec.element):
+            raise UnsupportedTypeError(
+                f"the elements of a sequence must hold a tensor, found {type_spec}"
+            )
 
 
 def _specs(type_spec, argument):
@@ -338,6 +370,21 @@ def _specs(type_spec, argument):
         parts = zip(argument, frontend.fields(type_spec), strict=True)
         return tuple(_specs(field, part) for part, (_, field) in parts)
     return jax.tree_util.tree_map(lambda _: P(), argument)
+
+
+def _owned(type_spec, argument):
+    """Copies the caller's own arrays, which XLA's CPU client would share and the caller may change.
+
+    Values at the clients and sequences were copied into the runtime's layout already.
+    """
+    if isinstance(argument, SequenceValue):
+        return argument
+    if isinstance(type_spec, frontend.FederatedType):
+        return _owned(type_spec.member, argument) if type_spec.all_equal else argument
+    if isinstance(type_spec, frontend.StructType):
+        parts = zip(argument, frontend.fields(type_spec), strict=True)
+        return tuple(_owned(field, part) for part, (_, field) in parts)
+    return np.array(argument) if isinstance(argument, np.ndarray) else argument
 
 
 def _result_specs(type_spec):

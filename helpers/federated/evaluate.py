@@ -352,7 +352,7 @@ class Evaluator:
         )
         if cohort.axis_name is not None:
             gathered = map_tensors(lambda x: lax.all_gather(x, cohort.axis_name), total)
-            devices = jax.tree_util.tree_leaves(gathered)[0].shape[0]
+            devices = lax.psum(1, cohort.axis_name)  # A constant: the size of the axis.
             total = map_tensors(lambda x: x[0], gathered)
             for device in range(1, devices):
                 total = merge((total, map_tensors(lambda x, d=device: x[d], gathered)))

@@ -101,7 +101,9 @@ def _abstract_eval(*_, leaf: Leaf):
 
 @_call_p.def_impl
 def _impl(*arguments, leaf: Leaf):
-    return leaf(*arguments)
+    # A leaf is a program and cannot run op by op: without jit, `leaf` would come back here.
+    with jax.disable_jit(False):
+        return leaf(*arguments)
 
 
 def _lower(ctx, *arguments, leaf: Leaf):

@@ -12,6 +12,7 @@ import os
 import queue
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -63,6 +64,8 @@ class Worker:
             target=_serve, args=(self._calls,), name="tff-xla-worker", daemon=True
         )
         self._thread.start()
+        # Without this the thread of a context that is no longer used would wait for ever.
+        weakref.finalize(self, self._calls.put, None).atexit = False
 
     def _abandon(self) -> None:
         calls, thread = self._calls, self._thread

@@ -263,13 +263,14 @@ def _stack_sequences(rows: list[list], element_type, layout: ClientLayout) -> Se
             starts[slot], counts[slot] = start, lengths[client]
             start += lengths[client]
     by_device = [[row for client in group for row in rows[client]] for group in groups]
-    return SequenceValue(_store(by_device, element_type, capacity), starts, counts)
+    storage = _store(by_device, element_type, capacity)
+    return SequenceValue(storage, starts, counts, disjoint=True)
 
 
 def _store(by_device: list[list], element_type, capacity: int):
     """Copies flat rows of arrays into storage `[num_devices * capacity, ...]` an array."""
     buffers = []
-    for index, leaf in enumerate(_leaves(element_type)):
+    for index, leaf in enumerate(tensor_types(element_type)):
         buffer = _empty((len(by_device) * capacity, *leaf.shape), leaf.dtype)
         for device, rows in enumerate(by_device):
             part = buffer[device * capacity : (device + 1) * capacity]
@@ -307,9 +308,10 @@ def _flatten(value, type_spec, place: Place, row: list) -> None:
         )
 
 
-def _leaves(type_spec) -> list:
+def tensor_types(type_spec) -> list:
+    """Lists the tensor types in a type of tensors and structs, in order."""
     if isinstance(type_spec, frontend.StructType):
-        return [leaf for _, field in frontend.fields(type_spec) for leaf in _leaves(field)]
+        return [leaf for _, field in frontend.fields(type_spec) for leaf in tensor_types(field)]
     return [type_spec]
 
 
@@ -402,6 +404,11 @@ def to_array(value, type_spec, place: Place = _ARGUMENT) -> np.ndarray | jax.Arr
     dtype, shape = type_spec.dtype, type_spec.shape
     if isinstance(value, (np.ndarray, jax.Array)) and value.dtype == dtype:
         array = value
+    elif isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"{place}: expected an array of {dtype}, given one of {value.dtype}; TFF has no type "
+            "for JAX's typed keys: pass jax.random.key_data(key)"
+        )
     elif isinstance(value, jax.Array):
         array = value.astype(_checked_dtype(value.dtype, dtype, place))
     else:
@@ -430,15 +437,19 @@ def _convert(value, dtype, place) -> np.ndarray:
 
 def _from_python(array: np.ndarray, dtype, place) -> np.ndarray:
     """Converts numbers that Python holds, whose dtype NumPy only guessed."""
-    kind, wanted = array.dtype.kind, _kind(dtype)
+    kind, wanted = _kind(array.dtype), _kind(dtype)
     allowed = {"b": "b", "i": "iufc", "u": "iufc", "f": "fc", "c": "c"}[kind]
-    if wanted not in allowed:
+    if wanted not in allowed and array.size:  # NumPy takes an empty list for floats.
         raise TypeError(f"{place}: expected {dtype}, given the Python value {array.tolist()!r}")
     if wanted in "iu" and array.size:
         info = jnp.iinfo(dtype)
         if array.min() < info.min or array.max() > info.max:
             raise TypeError(f"{place}: {array.tolist()!r} does not fit into {dtype}")
-    return array.astype(dtype)
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    if wanted in "fc" and not np.array_equal(np.isfinite(converted), np.isfinite(array)):
+        raise TypeError(f"{place}: {array.tolist()!r} does not fit into {dtype}")
+    return converted
 
 
 def _checked_dtype(given, wanted, place):

@@ -52,11 +52,14 @@ class SequenceValue:
       elements: Nested tuples of arrays `[capacity, ...]`.
       start: int32 index of the first element.
       length: int32 number of elements.
+      disjoint: Whether each client has room of its own in the storage. It has in the data of a
+        cohort; a sequence that was broadcast is stored once, and all clients begin at its start.
     """
 
     elements: object
     start: jax.Array
     length: jax.Array
+    disjoint: bool = False
 
     @property
     def capacity(self) -> int:
@@ -69,12 +72,12 @@ class SequenceValue:
 
     def tree_flatten(self):
         """Lists the arrays, for JAX."""
-        return (self.elements, self.start, self.length), None
+        return (self.elements, self.start, self.length), self.disjoint
 
     @classmethod
-    def tree_unflatten(cls, _, children):
+    def tree_unflatten(cls, disjoint, children):
         """Puts the arrays together again, for JAX."""
-        return cls(*children)
+        return cls(*children, disjoint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +101,11 @@ class MappedSequence:
     def capacity(self) -> int:
         """Number of elements there is storage for."""
         return self.source.capacity
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether each client has room of its own in the storage."""
+        return self.source.disjoint
 
     def at(self, index):
         """Returns the function of element `index`."""
@@ -160,7 +168,10 @@ def _unstack(stacked, client):
         return tuple(_unstack(part, client) for part in stacked)
     if isinstance(stacked, SequenceValue):
         return SequenceValue(
-            stacked.elements, take(stacked.start, client), take(stacked.length, client)
+            stacked.elements,
+            take(stacked.start, client),
+            take(stacked.length, client),
+            stacked.disjoint,
         )
     return take(stacked, client)
 
@@ -214,14 +225,18 @@ class SequenceCollector:
     """Gathers one sequence a client.
 
     A sequence that was only passed on keeps its storage: its start and length are all there is to
-    gather. One with a function on it is computed into storage of the same layout.
+    gather. One with a function on it is computed into storage of the same layout, or where the
+    clients share the source, and the function may tell them apart, into equal parts for each.
     """
 
     def __init__(self, type_spec, capacity: int, example):
         self._clients = capacity
         self._shared = example.elements if isinstance(example, SequenceValue) else None
+        self._disjoint = example.disjoint
+        self._part = example.capacity
         if self._shared is None:
-            self._elements = collector_for(type_spec.element, example.capacity)
+            parts = 1 if self._disjoint else capacity
+            self._elements = collector_for(type_spec.element, parts * self._part)
 
     def empty(self):
         """Returns the buffers to start from."""
@@ -232,20 +247,24 @@ class SequenceCollector:
     def write(self, buffers, index, value, loop):
         """Returns the buffers with one more sequence in them."""
         starts, lengths, storage = buffers
+        start = value.start
         if self._shared is None:
+            if not self._disjoint:
+                start = jnp.int32(index * self._part)
             storage = loop(
                 value.length,
-                lambda j, kept: self._elements.write(kept, value.start + j, value.at(j), loop),
+                lambda j, kept: self._elements.write(kept, start + j, value.at(j), loop),
                 storage,
                 "batch",
             )
-        return put(starts, index, value.start), put(lengths, index, value.length), storage
+        return put(starts, index, start), put(lengths, index, value.length), storage
 
     def finish(self, buffers):
         """Returns what was gathered."""
         starts, lengths, storage = buffers
-        elements = self._shared if self._shared is not None else self._elements.finish(storage)
-        return SequenceValue(elements, starts, lengths)
+        if self._shared is not None:
+            return SequenceValue(self._shared, starts, lengths, self._disjoint)
+        return SequenceValue(self._elements.finish(storage), starts, lengths, disjoint=True)
 
 
 def collector_for(type_spec, capacity: int, example=None):

@@ -65,3 +65,91 @@ def zeros():
     return collections.OrderedDict(
         weights=np.zeros((DIM, CLASSES), np.float32), bias=np.zeros((CLASSES,), np.float32)
     )
+
+
+FLOATS = tff.SequenceType(np.float32)
+add = tff.jax.computation(lambda x, y: x + y, np.float32, np.float32)
+multiply = tff.jax.computation(lambda x, y: x * y, np.float32, np.float32)
+double = tff.jax.computation(lambda x: 2 * x, np.float32)
+
+
+@tff.federated_computation(FLOATS)
+def total(values):
+    return tff.sequence_reduce(values, np.float32(0), add)
+
+
+@tff.federated_computation(FLOATS)
+def doubled(values):
+    return tff.sequence_map(double, values)
+
+
+@tff.federated_computation(
+    tff.FederatedType(FLOATS, tff.CLIENTS),
+    tff.FederatedType(np.float32, tff.CLIENTS),
+    tff.FederatedType(np.float32, tff.SERVER),
+)
+def everything(data, weights, bias):
+    sums = tff.federated_map(total, data)
+    shifted = tff.federated_map(add, (sums, tff.federated_broadcast(bias)))
+    return {
+        "each": shifted,
+        "sum": tff.federated_sum(shifted),
+        "min": tff.federated_min(shifted),
+        "max": tff.federated_max(shifted),
+        "mean": tff.federated_mean(shifted),
+        "weighted": tff.federated_mean(shifted, weight=weights),
+        "aggregate": tff.federated_aggregate(shifted, np.float32(0), add, add, double),
+        "mapped": tff.federated_map(doubled, data),
+        "data": data,
+        "zipped": tff.federated_zip((weights, tff.federated_broadcast(bias))),
+        "server": tff.federated_map(double, bias),
+    }
+
+
+def everything_in_numpy(data, weights, bias):
+    """The same as `everything` in NumPy."""
+    shifted = np.array([sum(client) + bias for client in data])
+    return {
+        "each": shifted.tolist(),
+        "sum": shifted.sum(),
+        "min": shifted.min(),
+        "max": shifted.max(),
+        "mean": shifted.mean(),
+        "weighted": np.average(shifted, weights=weights),
+        "aggregate": 2 * shifted.sum(),
+        "mapped": [[2 * x for x in client] for client in data],
+        "data": data,
+        "zipped": [(weight, bias) for weight in weights],
+        "server": 2 * bias,
+    }
+
+
+@tff.federated_computation(
+    tff.FederatedType(np.float32, tff.CLIENTS), tff.FederatedType(FLOATS, tff.SERVER)
+)
+def scaled_for_each(scales, values):
+    """A sequence that all clients share, mapped by each client to one of its own."""
+    pairs = tff.federated_zip((scales, tff.federated_broadcast(values)))
+
+    @tff.federated_computation(pairs.type_signature.member)
+    def scale(pair):
+        times = tff.federated_computation(lambda x: multiply(pair[0], x), np.float32)
+        return tff.sequence_map(times, pair[1])
+
+    return tff.federated_map(scale, pairs)
+
+
+def check_everything(got, data, weights, bias):
+    """Compares what `everything` returned to NumPy."""
+    for name, value in everything_in_numpy(data, weights, bias).items():
+        if name in ("mapped", "data", "zipped"):
+            assert got[name] == value, name
+        else:
+            np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)
+
+
+def integral_clients(num_clients):
+    """Data (some clients without any) and weights for `everything`, exact in float32."""
+    generator = np.random.default_rng(num_clients)
+    data = [generator.integers(-9, 9, n % 4).astype(float).tolist() for n in range(num_clients)]
+    return data, generator.integers(1, 5, num_clients).astype(float).tolist()

@@ -2,85 +2,39 @@
 
 import cases
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 from helpers import federated
 from helpers.federated import tff
 
-FLOATS = tff.SequenceType(np.float32)
-add = tff.jax.computation(lambda x, y: x + y, np.float32, np.float32)
-double = tff.jax.computation(lambda x: 2 * x, np.float32)
+AT_CLIENTS = tff.FederatedType(np.float32, tff.CLIENTS)
+AT_SERVER = tff.FederatedType(np.float32, tff.SERVER)
 
 
-@tff.federated_computation(FLOATS)
-def total(values):
-    return tff.sequence_reduce(values, np.float32(0), add)
-
-
-@tff.federated_computation(FLOATS)
-def doubled(values):
-    return tff.sequence_map(double, values)
-
-
-@tff.federated_computation(
-    tff.FederatedType(FLOATS, tff.CLIENTS),
-    tff.FederatedType(np.float32, tff.CLIENTS),
-    tff.FederatedType(np.float32, tff.SERVER),
-)
-def everything(data, weights, bias):
-    sums = tff.federated_map(total, data)
-    shifted = tff.federated_map(add, (sums, tff.federated_broadcast(bias)))
-    return {
-        "each": shifted,
-        "sum": tff.federated_sum(shifted),
-        "min": tff.federated_min(shifted),
-        "max": tff.federated_max(shifted),
-        "mean": tff.federated_mean(shifted),
-        "weighted": tff.federated_mean(shifted, weight=weights),
-        "aggregate": tff.federated_aggregate(shifted, np.float32(0), add, add, double),
-        "mapped": tff.federated_map(doubled, data),
-        "data": data,
-        "zipped": tff.federated_zip((weights, tff.federated_broadcast(bias))),
-        "server": tff.federated_map(double, bias),
-    }
-
-
-def reference(data, weights, bias):
-    """The same in NumPy."""
-    shifted = np.array([sum(client) + bias for client in data])
-    return {
-        "each": shifted.tolist(),
-        "sum": shifted.sum(),
-        "min": shifted.min(),
-        "max": shifted.max(),
-        "mean": shifted.mean(),
-        "weighted": np.average(shifted, weights=weights),
-        "aggregate": 2 * shifted.sum(),
-        "mapped": [[2 * x for x in client] for client in data],
-        "data": data,
-        "zipped": [(weight, bias) for weight in weights],
-        "server": 2 * bias,
-    }
+def on(devices, **options):
+    """Creates a context on devices and installs it."""
+    context = federated.create_local_python_execution_context(devices=devices, **options)
+    return context, tff.framework.get_context_stack().install(context)
 
 
 def check_intrinsics(devices, num_clients):
     """All intrinsics at one size of the cohort, given as Python values and from the devices."""
-    generator = np.random.default_rng(num_clients)
-    data = [generator.integers(-9, 9, n % 4).astype(float).tolist() for n in range(num_clients)]
-    weights = generator.integers(1, 5, num_clients).astype(float).tolist()
-    context = federated.create_local_python_execution_context(devices=devices)
-    with tff.framework.get_context_stack().install(context):
-        got = everything(data, weights, 3.0)
-        data_type = everything.type_signature.parameter[0]
-        again = everything(context.device_put(data, data_type), weights, 3.0)
-    wanted = reference(data, weights, 3.0)
-    for result in (got, again):
-        for name, value in wanted.items():
-            if name in ("mapped", "data", "zipped"):
-                assert result[name] == value, (num_clients, name, result[name], value)
-            else:
-                np.testing.assert_allclose(result[name], value, rtol=1e-5, err_msg=name)
+    data, weights = cases.integral_clients(num_clients)
+    context, installed = on(devices)
+    types = [
+        field for _, field in tff.structure.to_elements(cases.everything.type_signature.parameter)
+    ]
+    with installed:
+        cases.check_everything(cases.everything(data, weights, 3.0), data, weights, 3.0)
+        placed = [context.device_put(*pair) for pair in zip((data, weights, 3.0), types)]
+        cases.check_everything(cases.everything(*placed), data, weights, 3.0)
+        scales = [float(n) for n in range(num_clients)]
+        wanted = [[scale, 2 * scale] for scale in scales]
+        assert cases.scaled_for_each(scales, [1.0, 2.0]) == wanted
+    assert context.cache_info().compilations == 2
 
 
 def check_training(devices, num_clients):
@@ -131,13 +85,121 @@ def check_foreign_device_value(devices):
         computation(value)
 
 
+def check_results_as_arguments(devices):
+    """Results that stay on the devices may go into a call with another number of clients."""
+
+    @tff.federated_computation(AT_SERVER, AT_CLIENTS)
+    def add_all(start, values):
+        total = tff.federated_sum(values)
+        return tff.federated_map(cases.add, (start, total))
+
+    total, used = 0.0, []
+    with on(devices, device_results=True)[1]:
+        for num_clients in (len(devices), 1, len(devices) + 1):
+            total = add_all(total, [1.0] * num_clients)
+            used.append(len(total.devices()))
+        assert total == 2 * len(devices) + 2
+        assert used == [len(devices), 1, len(devices)]
+        elsewhere = jax.device_put(np.float32(5), jax.devices()[-1])
+        assert add_all(elsewhere, [1.0] * len(devices)) == 5 + len(devices)
+
+
+def check_dtypes(devices):
+    """Reductions over devices in every dtype that TFF reduces."""
+    num_clients = len(devices) + 1
+    for dtype in (np.int8, np.uint16, np.uint32, np.float16, ml_dtypes.bfloat16, np.complex64):
+        with on(devices)[1]:
+            summed = tff.federated_computation(
+                tff.federated_sum, tff.FederatedType(dtype, tff.CLIENTS)
+            )
+            got = summed([dtype(1)] * num_clients)
+        assert (got.dtype, got) == (np.dtype(dtype), num_clients), dtype
+
+
+def check_aggregate_of_structs(devices):
+    """Aggregation of flags and vectors, whose accumulators meet in `merge`."""
+    zero = tff.jax.computation(lambda: {"any": jnp.bool_(False), "sum": jnp.zeros(2)})
+    state = zero.type_signature.result
+    accumulate = tff.jax.computation(
+        lambda s, x: {"any": s["any"] | (x > 2), "sum": s["sum"] + x}, state, np.float32
+    )
+    merge = tff.jax.computation(
+        lambda s, t: {"any": s["any"] | t["any"], "sum": s["sum"] + t["sum"]}, state, state
+    )
+    report = tff.jax.computation(lambda s: s, state)
+    aggregate = tff.federated_computation(
+        lambda x: tff.federated_aggregate(x, zero(), accumulate, merge, report), AT_CLIENTS
+    )
+    with on(devices)[1]:
+        got = aggregate([1.0, 2.0, 3.0, 4.0])
+    assert got["any"]
+    np.testing.assert_array_equal(got["sum"], [10, 10])
+
+
+def check_aggregate_of_nothing(devices):
+    """An accumulator without any tensor."""
+    nothing = tff.StructType([])
+    aggregate = tff.federated_computation(
+        lambda x, zero: tff.federated_aggregate(
+            x,
+            zero,
+            tff.federated_computation(lambda s, x: s, nothing, np.float32),
+            tff.federated_computation(lambda s, t: s, nothing, nothing),
+            tff.federated_computation(lambda s: s, nothing),
+        ),
+        AT_CLIENTS,
+        nothing,
+    )
+    with on(devices)[1]:
+        assert aggregate([1.0, 2.0, 3.0], ()) == ()
+
+
+def check_lapack(devices):
+    """A leaf with a custom call, at each client."""
+    matrix = tff.TensorType(np.float32, (2, 2))
+    root = tff.jax.computation(lambda x: jnp.linalg.cholesky(x), matrix)
+    mean = tff.federated_computation(
+        lambda x: tff.federated_mean(tff.federated_map(root, x)),
+        tff.FederatedType(matrix, tff.CLIENTS),
+    )
+    with on(devices)[1]:
+        got = mean([4 * n**2 * np.eye(2, dtype=np.float32) for n in range(1, 5)])
+    np.testing.assert_allclose(got, 5 * np.eye(2), rtol=1e-5)
+
+
+def check_default_clients(devices):
+    """Clients that no argument counts."""
+    total = tff.federated_computation(
+        lambda: tff.federated_sum(tff.federated_value(2, tff.CLIENTS))
+    )
+    with on(devices, default_num_clients=len(devices) + 2)[1]:
+        assert total() == 2 * (len(devices) + 2)
+
+
+def check_64_bits(devices):
+    """64-bit numbers, where they are switched on for this thread only."""
+    with on(devices)[1], jax.experimental.enable_x64():
+        total = tff.federated_computation(
+            tff.federated_sum, tff.FederatedType(np.int64, tff.CLIENTS)
+        )
+        assert total([2**40] * len(devices)) == 2**40 * len(devices)
+
+
 assert jax.device_count() == 8, jax.devices()
 assert federated.create_local_python_execution_context().devices == tuple(jax.devices())
 for count in (2, 3, 8):
     used = jax.devices()[:count]
-    for num_clients in sorted({1, 2, count, count + 1, 3 * count + 2}):
+    for num_clients in (count - 1, count, 3 * count + 2):
         check_intrinsics(used, num_clients)
     check_training(used, 2 * count + 1)
     check_spread(used)
     check_foreign_device_value(used)
+    check_results_as_arguments(used)
+    if count == 3:  # One number of devices is enough where nothing is split by their number.
+        check_dtypes(used)
+        check_aggregate_of_structs(used)
+        check_aggregate_of_nothing(used)
+        check_lapack(used)
+        check_default_clients(used)
+        check_64_bits(used)
     print("all checks passed on", count, "devices")

@@ -22,12 +22,16 @@ def power(matrix, count):
 
 ones = np.ones((400, 400), np.float32)
 power(ones, 1)
+started = time.monotonic()
+power(ones, 50)
+# Long enough to be interrupted on any machine; the script's end has to wait for it.
+count = int(50 * 8 / (time.monotonic() - started)) + 1
 print("ready", flush=True)
 if sys.argv[1] == "uncaught":
-    power(ones, 10**6)
+    power(ones, 1000 * count)
 started = time.monotonic()
 try:
-    power(ones, 4000)
+    power(ones, count)
 except KeyboardInterrupt:
     print(f"interrupted after {time.monotonic() - started:.1f}", flush=True)
 print("usable:", power(ones, 1)[0, 0], flush=True)

@@ -3,7 +3,9 @@
 import collections
 
 import cases
+import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -83,6 +85,12 @@ UNFIT = [
     (real, np.int32(1)),
     (real, np.float64(1)),
     (real, [[1.0], [1.0, 2.0]]),
+    (real, 1e300),
+    (half, 70000),
+    (whole, jax.random.key(0)),
+    (whole, b"1"),
+    (real, [1.0]),
+    (real, [None]),
     (half, jnp.bfloat16(1)),
     (first, 5),
     (first, [[1.0, 2.0]]),
@@ -96,6 +104,7 @@ UNFIT = [
 def test_values_that_do_not_fit_are_refused(computation, value):
     with pytest.raises(TypeError, match=r"expected|does not fit|missing|not in the type"):
         computation(value)
+    assert whole(1) == 1, "the context is no longer usable"
 
 
 FIT = [
@@ -107,6 +116,8 @@ FIT = [
     (real, np.float16(0.5), 0.5),
     (real, np.array(1.5, np.float32), 1.5),
     (half, 0.5, 0.5),
+    (half, float("inf"), np.inf),
+    (real, ml_dtypes.bfloat16(0.5), 0.5),
     (first, [[1.0, 2.0], 7], 7),
     (first, {"a": 7, "b": (1, 2)}, 7),
 ]
@@ -115,6 +126,36 @@ FIT = [
 @pytest.mark.parametrize(("computation", "value", "wanted"), FIT)
 def test_values_that_fit_exactly_enough_are_taken(computation, value, wanted):
     assert computation(value) == wanted
+
+
+def test_a_list_of_bfloat16_scalars_is_taken():
+    pair = tff.jax.computation(lambda x: x, tff.TensorType(np.float32, (2,)))
+    got = pair([ml_dtypes.bfloat16(1), ml_dtypes.bfloat16(2)])
+    np.testing.assert_array_equal(got, [1, 2])
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int32, np.float32])
+def test_an_empty_list_is_an_array_of_any_dtype(dtype):
+    got = tff.jax.computation(lambda x: x, tff.TensorType(dtype, (0,)))([])
+    assert (got.dtype, got.shape) == (np.dtype(dtype), (0,))
+
+
+@pytest.mark.parametrize("cohort", [{1, 2}, np.array([1, 2], np.int32), "ab", None, 3, iter([1])])
+def test_a_cohort_that_is_no_list_is_refused(cohort):
+    computation = tff.federated_computation(
+        lambda x: tff.federated_sum(x), tff.FederatedType(np.int32, tff.CLIENTS)
+    )
+    with pytest.raises(TypeError, match=r"placed at the clients.*expected a list with one value"):
+        computation(cohort)
+    assert computation([1, 2]) == 3
+
+
+@pytest.mark.parametrize(("values", "named"), [((1.0,), {}), ((1.0, 2.0, 3.0), {}),
+    ((), {"x": 1.0, "z": 2.0}), ((), {"x": 1.0}), ((1.0,), {"x": 1.0}), ((), {})])  # fmt: skip
+def test_missing_and_extra_arguments_are_refused(values, named):
+    with pytest.raises(TypeError):
+        cases.multiply(*values, **named)
+    assert cases.multiply(y=3.0, x=2.0) == 6
 
 
 def test_tensorflow_tensors_are_taken():
@@ -179,3 +220,37 @@ def test_sizes_are_rounded_up_by_a_quarter_at_most():
 
 def test_rounded_sizes_are_few():
     assert len({transfer.round_up(count) for count in range(1, 1025)}) <= 40
+
+
+@pytest.mark.parametrize("debug_mode", [False, True])
+def test_a_device_value_does_not_change_with_the_array_it_came_from(debug_mode):
+    context = federated.create_local_python_execution_context(debug=debug_mode)
+    memory = np.ones(64, np.float32)
+    aligned = memory[-memory.ctypes.data % 64 // 4 :][:32]  # What XLA would share.
+    type_spec = tff.TensorType(np.float32, (32,))
+    same = tff.jax.computation(lambda x: x, type_spec)
+    with tff.framework.get_context_stack().install(context):
+        value = context.device_put(aligned, type_spec)
+        memory[:] = 5
+        np.testing.assert_array_equal(same(value), np.ones(32))
+
+
+def test_a_value_equal_at_all_clients_is_one_value():
+    computation = tff.federated_computation(
+        lambda same, x: (tff.federated_sum(same), tff.federated_sum(x), same),
+        tff.FederatedType(np.float32, tff.CLIENTS, all_equal=True),
+        tff.FederatedType(np.float32, tff.CLIENTS),
+    )
+    assert computation(2.0, [1.0, 2.0, 3.0]) == (6, 6, 2)
+
+
+@pytest.mark.parametrize("type_spec", [np.int64, np.str_, tff.TensorType(np.int32, (None,))])
+def test_a_device_value_of_a_type_that_jax_cannot_hold_is_refused(context, type_spec):
+    with pytest.raises(federated.UnsupportedTypeError):
+        context.device_put(1, tff.to_type(type_spec))
+
+
+def test_a_sequence_of_elements_without_a_tensor_is_refused():
+    computation = tff.federated_computation(lambda x: x, tff.SequenceType(tff.to_type(())))
+    with pytest.raises(federated.UnsupportedTypeError, match="must hold a tensor"):
+        computation([(), ()])

@@ -1,8 +1,10 @@
 """The standard API against NumPy."""
 
 import collections
+import typing
 
 import cases
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,33 +65,50 @@ def test_it_is_an_iterative_process_of_the_original_type():
     assert process.next.type_signature.is_equivalent_to(expected)
 
 
-@pytest.mark.parametrize("metrics", [False, True])
-def test_a_round_is_the_plain_mean_of_the_trained_models(cohort, metrics):
-    got = build(metrics=metrics).next(start(), cohort)
-    model = got[0] if metrics else got
-    check(model, average([cases.numpy_train(start(), c)[0] for c in cohort], None))
+WEIGHTINGS = {
+    "uniform": ("uniform", lambda client: 1),
+    "examples": ("examples", lambda client: cases.BATCH * len(client)),
+    "function": (
+        lambda batch: jnp.sum(batch["labels"]),
+        lambda client: sum(batch["labels"].sum() for batch in client),
+    ),
+}
 
 
 @pytest.mark.parametrize("metrics", [False, True])
-def test_weighted_by_examples_a_client_counts_by_its_data(cohort, metrics):
-    got = build(client_weighting="examples", metrics=metrics).next(start(), cohort)
-    model = got[0] if metrics else got
-    check(model, average([cases.numpy_train(start(), c)[0] for c in cohort], [2, 0, 5, 1]))
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_two_rounds_under_any_options_equal_numpy(cohort, weighting, rate, metrics):
+    option, weight_of = WEIGHTINGS[weighting]
+    process = build(client_weighting=option, server_learning_rate=rate, metrics=metrics)
+    got, wanted = start(), start()
+    for _ in range(2):
+        got = process.next(got, cohort)
+        if metrics:
+            got, _measured = got
+        mean = average(
+            [cases.numpy_train(wanted, client)[0] for client in cohort],
+            [weight_of(client) for client in cohort],
+        )
+        wanted = {name: (1 - rate) * wanted[name] + rate * mean[name] for name in mean}
+    assert type(got) is collections.OrderedDict
+    check(got, wanted)
 
 
-def test_weighted_by_a_function_of_the_batch(cohort):
-    process = build(client_weighting=lambda batch: jnp.sum(batch["labels"]))
-    weights = [sum(batch["labels"].sum() for batch in client) for client in cohort]
-    check(
-        process.next(start(), cohort),
-        average([cases.numpy_train(start(), c)[0] for c in cohort], weights),
+def test_a_mask_weights_padded_batches_by_their_true_examples():
+    batch_type = collections.OrderedDict(
+        x=tff.TensorType(np.float32, (2,)), mask=tff.TensorType(np.float32, (2,))
     )
 
+    def masked_loss(model, batch):
+        return jnp.sum(batch["mask"] * (batch["x"] - model) ** 2) / jnp.sum(batch["mask"])
 
-def test_the_server_learning_rate_scales_the_step(cohort):
-    mean = average([cases.numpy_train(start(), c)[0] for c in cohort], None)
-    wanted = {name: start()[name] + 0.5 * (mean[name] - start()[name]) for name in mean}
-    check(build(server_learning_rate=0.5).next(start(), cohort), wanted)
+    process = federated.build_jax_federated_averaging_process(
+        batch_type, np.float32, masked_loss, 0.5, client_weighting=lambda b: jnp.sum(b["mask"])
+    )
+    full, padded = {"x": [1.0, 3.0], "mask": [1.0, 1.0]}, {"x": [8.0, 0.0], "mask": [1.0, 0.0]}
+    # A step of 0.5 goes to the mean of the batch: 2 at the first client, 8 at the second.
+    assert process.next(0.0, [[full], [padded]]) == (2 * 2 + 1 * 8) / 3
 
 
 def test_a_round_without_any_example_leaves_the_model_alone():
@@ -146,3 +165,75 @@ def test_examples_cannot_be_counted_without_a_leading_axis():
             {"x": np.float32}, {"w": np.float32}, lambda m, b: m["w"], 0.1,
             client_weighting="examples",
         )  # fmt: skip
+
+
+class Line(typing.NamedTuple):
+    slope: typing.Any
+    level: typing.Any
+
+
+@pytest.mark.parametrize(("model_type", "value"), [
+    (Line(np.float32, np.float32), lambda m: m.slope + m.level),
+    ([np.float32, (np.float32,)], lambda m: m[0] + m[1][0]),
+])  # fmt: skip
+def test_the_model_keeps_its_containers(model_type, value):
+    process = federated.build_jax_federated_averaging_process(
+        tff.TensorType(np.float32, (2,)),
+        model_type,
+        lambda model, batch: jnp.mean((batch - value(model)) ** 2),
+        0.25,
+        metrics=True,
+    )
+    model, _ = process.next(process.initialize(), [[[2.0, 4.0]]])
+    wanted = jax.tree_util.tree_map(lambda _: np.float32(1.5), model_type)
+    assert model == wanted
+    assert type(model) is type(wanted)
+
+
+@pytest.mark.parametrize("step_size", [0.25, np.float64(0.25), np.float32(0.25)])
+def test_a_numpy_step_size_does_not_widen_a_half_precision_model(step_size):
+    process = federated.build_jax_federated_averaging_process(
+        tff.TensorType(np.float16, (2,)),
+        np.float16,
+        lambda model, batch: jnp.mean((batch - model) ** 2),
+        step_size,
+        server_learning_rate=step_size,
+    )
+    got = process.next(0.0, [[np.array([2, 4], np.float16)]])
+    assert (got.dtype, got) == (np.float16, 0.375)
+
+
+def test_a_weight_that_is_no_single_number_is_refused():
+    with pytest.raises(ValueError, match=r"client_weighting must return one number.*shape \[4\]"):
+        build(client_weighting=lambda batch: batch["labels"])
+
+
+def test_a_loss_that_is_no_single_number_is_refused():
+    with pytest.raises(TypeError, match="scalar-output"):
+        federated.build_jax_federated_averaging_process(
+            cases.BATCH_TYPE, cases.MODEL_TYPE, lambda model, batch: model["bias"], 0.1
+        )
+
+
+def test_an_empty_cohort_is_refused_and_the_process_goes_on():
+    process = build()
+    with pytest.raises(ValueError, match="client_data is an empty cohort"):
+        process.next(start(), [])
+    check(process.next(start(), [[]]), start())
+
+
+def test_a_model_without_a_field_is_refused(cohort):
+    with pytest.raises(TypeError, match="field model: field 'bias' is missing"):
+        build().next({"weights": start()["weights"]}, cohort)
+
+
+def test_a_round_with_a_thousand_clients_equals_numpy():
+    data = np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32)
+    process = federated.build_jax_federated_averaging_process(
+        tff.TensorType(np.float32, (2,)),
+        np.float32,
+        lambda model, batch: jnp.mean((batch - model) ** 2),
+        0.25,
+    )
+    got = process.next(1.0, [[batch] for batch in data])
+    np.testing.assert_allclose(got, np.mean((1 + data.astype(float).mean(axis=1)) / 2), rtol=1e-5)

@@ -1,6 +1,7 @@
 """The debug mode: the same results, and a place for the first NaN or error."""
 
 import cases
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,14 @@ def process():
     return federated.build_jax_federated_averaging_process(
         cases.BATCH_TYPE, cases.MODEL_TYPE, cases.loss, cases.STEP_SIZE, metrics=True
     )
+
+
+@pytest.mark.parametrize("num_clients", [1, 5])
+def test_debugging_covers_every_intrinsic(debug, num_clients):
+    data, weights = cases.integral_clients(num_clients)
+    got = cases.everything(data, weights, 3.0)
+    cases.check_everything(got, data, weights, 3.0)
+    assert debug.cache_info().compilations == 0
 
 
 def test_debugging_gives_the_same_results(process, debug):
@@ -63,3 +72,47 @@ def test_an_error_is_named_with_client_and_batch(process, debug, monkeypatch):
         RuntimeError, match=r"train_and_measure failed at client 1, batch 1: out of"
     ):
         process.next(cases.zeros(), cohort)
+
+
+LOGS = tff.SequenceType(np.float32)
+log = tff.jax.computation(lambda x: jnp.log(x), np.float32)
+
+
+@pytest.mark.usefixtures("debug")
+def test_a_nan_in_a_mapped_sequence_is_named_with_client_and_batch():
+    logs = tff.federated_computation(lambda values: tff.sequence_map(log, values), LOGS)
+    computation = tff.federated_computation(
+        lambda data: tff.federated_map(logs, data), tff.FederatedType(LOGS, tff.CLIENTS)
+    )
+    with pytest.raises(FloatingPointError, match="client 2, batch 1, in"):
+        computation([[1.0], [], [1.0, -1.0]])
+
+
+def test_a_nan_in_an_aggregation_is_named_with_the_client(debug):
+    add_log = tff.jax.computation(lambda total, x: total + jnp.log(x), np.float32, np.float32)
+    computation = tff.federated_computation(
+        lambda x: tff.federated_aggregate(x, np.float32(0), add_log, cases.add, cases.double),
+        tff.FederatedType(np.float32, tff.CLIENTS),
+    )
+    with pytest.raises(FloatingPointError, match="client 1, in"):
+        computation([1.0, -1.0])
+    assert computation([1.0, 1.0]) == 0
+
+
+@pytest.mark.usefixtures("debug")
+def test_an_infinity_is_no_nan():
+    assert log(0.0) == -np.inf
+
+
+@pytest.mark.usefixtures("debug")
+def test_debugging_works_where_jit_is_switched_off():
+    with jax.disable_jit():
+        assert cases.double(2.0) == 4
+
+
+def test_a_device_value_of_the_debug_context(debug):
+    value = debug.device_put([1.0, 2.0], tff.FederatedType(np.float32, tff.CLIENTS))
+    computation = tff.federated_computation(
+        tff.federated_sum, tff.FederatedType(np.float32, tff.CLIENTS)
+    )
+    assert computation(value) == 3

@@ -2,12 +2,14 @@
 
 import collections
 
+import cases
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorflow_federated.python.core.backends.mapreduce import intrinsics as mapreduce
 
 from helpers import federated
 from helpers.federated import tff
@@ -16,8 +18,7 @@ FLOAT_AT_CLIENTS = tff.FederatedType(np.float32, tff.CLIENTS)
 FLOAT_AT_SERVER = tff.FederatedType(np.float32, tff.SERVER)
 INT_AT_CLIENTS = tff.FederatedType(np.int32, tff.CLIENTS)
 
-add = tff.jax.computation(lambda x, y: x + y, np.float32, np.float32)
-double = tff.jax.computation(lambda x: 2 * x, np.float32)
+add, double = cases.add, cases.double
 
 
 def federated_fn(function, *types):
@@ -228,23 +229,42 @@ def test_a_value_used_twice_is_computed_once(context):
     assert context.cache_info().compilations == 1
 
 
-@pytest.mark.parametrize(("function", "name"), [
-    (lambda x: tff.federated_secure_sum_bitwidth(x, 4), "federated_secure_sum_bitwidth"),
-    (lambda x: tff.federated_secure_sum(x, 4), "federated_secure_sum"),
+SECURE_SUMS = {
+    "federated_secure_sum": lambda x: tff.federated_secure_sum(x, 4),
+    "federated_secure_sum_bitwidth": lambda x: tff.federated_secure_sum_bitwidth(x, 4),
+    "federated_secure_modular_sum": lambda x: mapreduce.federated_secure_modular_sum(x, 8),
+}
+
+
+@pytest.mark.parametrize("name", SECURE_SUMS)
+def test_secure_sums_name_themselves_and_who_runs_them(name):
+    with pytest.raises(federated.UnsupportedIntrinsicError, match=f" {name};") as caught:
+        federated_fn(SECURE_SUMS[name], INT_AT_CLIENTS)([1, 2])
+    assert "tff.backends.test.set_sync_test_cpp_execution_context() runs it" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SECURE_SUMS)
+def test_the_context_named_for_secure_sums_replaces_them(name):
+    # What that context does first; running it would start TFF's worker process.
+    from tensorflow_federated.python.core.backends.test import compiler
+
+    computation = federated_fn(SECURE_SUMS[name], INT_AT_CLIENTS)
+    assert name in str(computation.to_building_block())
+    replaced = compiler.replace_secure_intrinsics_with_bodies(computation)
+    assert name not in str(replaced.to_building_block())
+
+
+@pytest.mark.parametrize(("select", "name", "who"), [
+    (tff.federated_select, "federated_select", "native.set_sync_local"),
+    (tff.federated_secure_select, "federated_secure_select", "test.set_sync_test"),
 ])  # fmt: skip
-def test_secure_sums_name_themselves_and_who_runs_them(function, name):
-    with pytest.raises(federated.UnsupportedIntrinsicError, match=name) as caught:
-        federated_fn(function, INT_AT_CLIENTS)([1, 2])
-    assert "tff.backends.test.set_sync_test_cpp_execution_context()" in str(caught.value)
-
-
-def test_select_names_itself_and_who_runs_it():
+def test_selects_name_themselves_and_who_runs_them(select, name, who):
     pick = tff.jax.computation(
         lambda values, index: values[index], tff.TensorType(np.float32, (3,)), np.int32
     )
 
     def function(keys, top, values):
-        return tff.federated_select(keys, top, values, pick)
+        return select(keys, top, values, pick)
 
     computation = federated_fn(
         function,
@@ -252,9 +272,9 @@ def test_select_names_itself_and_who_runs_it():
         tff.FederatedType(np.int32, tff.SERVER),
         tff.FederatedType(tff.TensorType(np.float32, (3,)), tff.SERVER),
     )
-    with pytest.raises(federated.UnsupportedIntrinsicError, match="federated_select") as caught:
+    with pytest.raises(federated.UnsupportedIntrinsicError, match=f" {name};") as caught:
         computation([[0]], 3, [1.0, 2.0, 3.0])
-    assert "tff.backends.native.set_sync_local_cpp_execution_context()" in str(caught.value)
+    assert f"tff.backends.{who}_cpp_execution_context() runs it" in str(caught.value)
 
 
 def test_clients_without_a_number_are_refused():
@@ -265,3 +285,93 @@ def test_clients_without_a_number_are_refused():
     context = federated.create_local_python_execution_context(default_num_clients=5)
     with tff.framework.get_context_stack().install(context):
         assert computation() == 5
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint32, np.float16, np.float32])
+def test_min_and_max_keep_the_dtype(dtype):
+    computation = federated_fn(
+        lambda x: (tff.federated_min(x), tff.federated_max(x)),
+        tff.FederatedType(dtype, tff.CLIENTS),
+    )
+    got = computation([dtype(5), dtype(3), dtype(4)])
+    assert got == (3, 5)
+    assert {value.dtype for value in got} == {np.dtype(dtype)}
+
+
+def test_min_and_max_do_not_hide_a_nan():
+    computation = federated_fn(
+        lambda x: (tff.federated_min(x), tff.federated_max(x)), FLOAT_AT_CLIENTS
+    )
+    assert np.isnan(computation([1.0, np.nan, 2.0])).all()
+
+
+def test_min_of_a_structure_goes_field_by_field():
+    member = collections.OrderedDict(b=np.int32, a=tff.TensorType(np.float32, (2,)))
+    computation = federated_fn(tff.federated_min, tff.FederatedType(member, tff.CLIENTS))
+    got = computation([{"b": 1, "a": [1.0, 5.0]}, {"a": [2.0, 3.0], "b": 0}])
+    assert got["b"] == 0
+    np.testing.assert_array_equal(got["a"], [1, 3])
+
+
+def test_means_of_complex_numbers():
+    computation = federated_fn(
+        lambda x, w: (tff.federated_mean(x), tff.federated_mean(x, weight=w)),
+        tff.FederatedType(np.complex64, tff.CLIENTS),
+        FLOAT_AT_CLIENTS,
+    )
+    assert computation([1 + 1j, 3 - 1j], [1.0, 3.0]) == (2, 2.5 - 0.5j)
+
+
+def test_weights_before_the_values_bind_by_name():
+    computation = federated_fn(
+        lambda x: tff.federated_mean(x["value"], weight=x["a_weight"]),
+        collections.OrderedDict(value=FLOAT_AT_CLIENTS, a_weight=FLOAT_AT_CLIENTS),
+    )
+    assert computation(a_weight=[1.0, 3.0], value=[4.0, 8.0]) == 7
+
+
+def test_the_same_weight_at_all_clients_gives_the_plain_mean():
+    computation = federated_fn(
+        lambda x, w: tff.federated_mean(x, weight=tff.federated_broadcast(w)),
+        FLOAT_AT_CLIENTS,
+        FLOAT_AT_SERVER,
+    )
+    assert computation([1.0, 2.0, 6.0], 5.0) == 3
+
+
+def test_a_value_may_be_its_own_weight():
+    computation = federated_fn(lambda x: tff.federated_mean(x, weight=x), FLOAT_AT_CLIENTS)
+    assert computation([1.0, 3.0]) == 2.5
+
+
+def test_weighted_mean_of_a_thousand_clients_equals_numpy():
+    generator = np.random.default_rng(0)
+    values = generator.normal(1, 1, 1000).astype(np.float32)
+    weights = generator.integers(0, 9, 1000).astype(np.float32)
+    np.testing.assert_allclose(
+        _weighted_mean(list(values), list(weights)),
+        np.average(values.astype(float), weights=weights),
+        rtol=1e-5,
+    )
+
+
+def test_weighted_mean_in_half_precision_does_not_overflow():
+    half_at_clients = tff.FederatedType(np.float16, tff.CLIENTS)
+    computation = federated_fn(
+        lambda x, w: tff.federated_mean(x, weight=w), half_at_clients, FLOAT_AT_CLIENTS
+    )
+    # 60,000 times 3 is more than float16 holds.
+    assert computation([np.float16(60000)] * 2, [1.0, 3.0]) == 60000
+
+
+def test_an_array_may_be_a_federated_value():
+    computation = federated_fn(
+        lambda: tff.federated_value(np.arange(3, dtype=np.int32), tff.SERVER)
+    )
+    np.testing.assert_array_equal(computation(), [0, 1, 2])
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 9])
+def test_every_intrinsic_in_one_program(num_clients):
+    data, weights = cases.integral_clients(num_clients)
+    cases.check_everything(cases.everything(data, weights, 3.0), data, weights, 3.0)

@@ -132,6 +132,17 @@ def test_64_bit_dtypes_with_x64(dtype):
     np.testing.assert_array_equal(got, given + given)
 
 
+def test_64_bit_dtypes_are_refused_once_x64_is_off_again(context):
+    with jax.experimental.enable_x64():
+        increment = tff.jax.computation(lambda x: x + 1, np.int64)
+        assert increment(2**40) == 2**40 + 1
+    with pytest.raises(federated.UnsupportedTypeError, match="jax_enable_x64"):
+        increment(2**40)
+    with jax.experimental.enable_x64():
+        assert increment(2**41) == 2**41 + 1
+    assert context.cache_info().compilations == 1
+
+
 def test_64_bit_dtypes_without_x64_are_refused_by_name():
     total = tff.federated_computation(tff.federated_sum, tff.FederatedType(np.int64, tff.CLIENTS))
     with pytest.raises(federated.UnsupportedTypeError, match="jax_enable_x64"):
@@ -217,6 +228,8 @@ SYMMETRIC = np.array([[4, 1], [1, 3]], np.float32)
 
 LEAVES = {
     "cholesky": jnp.linalg.cholesky,
+    "qr": lambda x: jnp.linalg.qr(x)[1],
+    "solve": lambda x: jnp.linalg.solve(x, x + 1),
     "inv": jnp.linalg.inv,
     "eigh": lambda x: jnp.linalg.eigh(x)[0],
     "svd": lambda x: jnp.linalg.svd(x)[1],
@@ -224,6 +237,12 @@ LEAVES = {
     "scan": lambda x: jax.lax.scan(lambda total, row: (total + row, total), x[0], x),
     "random": lambda x: jax.random.normal(jax.random.PRNGKey(0), (2, 2)) + x,
     "convolve": lambda x: jax.scipy.signal.convolve2d(x, x),
+    "conv": lambda x: jax.lax.conv_general_dilated(x[None, None], x[None, None], (1, 1), "SAME"),
+    "while loop": lambda x: jax.lax.while_loop(lambda c: c.sum() < 100, lambda c: 2 * c, x),
+    "cond": lambda x: jax.lax.cond(x[0, 0] > x[1, 1], jnp.sin, jnp.cos, x),
+    "fft": lambda x: jnp.abs(jnp.fft.fft(x)),
+    "top_k": lambda x: jax.lax.top_k(x, 1),
+    "argsort": lambda x: jnp.argsort(x, axis=0),
 }
 
 
@@ -236,14 +255,35 @@ def test_leaves_of_all_kinds_equal_jit(function):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_leaf_that_calls_back_into_python_is_refused():
-    @tff.jax.computation(np.float32)
-    def chatty(x):
-        jax.debug.print("{}", x)
-        return x
+def _print(x):
+    jax.debug.print("{}", x)
+    return x
 
+
+FLOAT = jax.ShapeDtypeStruct((), np.float32)
+CALLBACKS = {
+    "debug.print": _print,
+    "pure_callback": lambda x: jax.pure_callback(np.sin, FLOAT, x),
+    "io_callback": lambda x: jax.experimental.io_callback(np.sin, FLOAT, x),
+}
+
+
+@pytest.mark.parametrize("function", CALLBACKS.values(), ids=CALLBACKS.keys())
+def test_a_leaf_that_calls_back_into_python_is_refused(function):
+    leaf = tff.jax.computation(_jitted(function), np.float32)
+    computation = tff.federated_computation(
+        lambda x: tff.federated_map(leaf, x), tff.FederatedType(np.float32, tff.CLIENTS)
+    )
     with pytest.raises(federated.UnsupportedLeafError, match="calls back into Python"):
-        chatty(1.0)
+        computation([1.0])
+
+
+def test_a_leaf_with_a_random_key_as_its_argument_draws_what_jax_draws():
+    draw = tff.jax.computation(
+        lambda key: jax.random.normal(key, (5,)), tff.TensorType(np.uint32, (2,))
+    )
+    key = jax.random.PRNGKey(3)
+    np.testing.assert_array_equal(draw(key), jax.random.normal(key, (5,)))
 
 
 def test_a_tensorflow_leaf_names_the_context_that_runs_it():
@@ -262,3 +302,124 @@ def test_the_contexts_that_messages_name_exist():
         for part in name.removeprefix("tff.").removesuffix("()").split("."):
             target = getattr(target, part)
         assert callable(target)
+
+
+@pytest.mark.parametrize("type_spec", [np.float32, tff.TensorType(np.float32, (2,))])
+@pytest.mark.parametrize("wrap", [
+    lambda x: (x,), lambda x: [x], lambda x: {"a": x}, lambda x: (x, (x, x)),
+])  # fmt: skip
+def test_results_keep_their_nesting(wrap, type_spec):
+    given = np.ones(tff.to_type(type_spec).shape, np.float32)
+    got = tff.jax.computation(_jitted(wrap), type_spec)(given)
+    wanted = wrap(given)
+    assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(wanted)
+
+
+@pytest.mark.parametrize(("type_spec", "value", "wanted"), [
+    ((), (), ()), ([], [], []), ({}, {}, {}), ([np.int32, ()], [1, ()], [1, ()]),
+])  # fmt: skip
+def test_empty_structures_pass(type_spec, value, wanted):
+    same = tff.federated_computation(lambda x: x, tff.to_type(type_spec))
+    assert same(value) == wanted
+
+
+def test_clients_may_hold_empty_structures():
+    same = tff.federated_computation(lambda x: x, tff.FederatedType(tff.to_type(()), tff.CLIENTS))
+    assert same([(), ()]) == [(), ()]
+
+
+def test_all_array_results_can_be_written_to():
+    vector = tff.TensorType(np.float32, (2,))
+    computation = tff.federated_computation(
+        lambda x, s, y: (x, s, y, tff.federated_mean(x)),
+        tff.FederatedType(vector, tff.CLIENTS),
+        tff.SequenceType(vector),
+        vector,
+    )
+    given = np.zeros((2,), np.float32)
+    results = jax.tree_util.tree_leaves(computation([given, given], [given, given], given))
+    assert len(results) == 6
+    for number, result in enumerate(results):
+        result[:] = number + 1
+    assert [result[0] for result in results] == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_array_equal(given, [0, 0])
+
+
+def test_results_on_the_device_do_not_share_the_callers_memory():
+    memory = np.ones(64, np.float32)
+    aligned = memory[-memory.ctypes.data % 64 // 4 :][:32]
+    same = tff.jax.computation(lambda x: x, tff.TensorType(np.float32, (32,)))
+    context = federated.create_local_python_execution_context(device_results=True)
+    with tff.framework.get_context_stack().install(context):
+        got = same(aligned)
+    memory[:] = 5
+    np.testing.assert_array_equal(got, np.ones(32))
+
+
+def test_results_on_the_device_can_be_arguments(context):
+    double = tff.jax.computation(lambda x: 2 * x, np.float32)
+    on_device = federated.create_local_python_execution_context(device_results=True)
+    with tff.framework.get_context_stack().install(on_device):
+        got = double(double(double(1.0)))
+    assert double(got) == 16
+
+
+def test_the_containers_of_arguments_come_back():
+    for value in ((1, 2), [1, 2], {"b": 1, "a": 2}, collections.OrderedDict(b=1, a=2), Point(1, 2)):
+        type_spec = tff.to_type(jax.tree_util.tree_map(lambda _: np.int32, value))
+        got = tff.federated_computation(lambda x: x, type_spec)(value)
+        assert type(got) is type(value)
+        assert got == value
+
+
+def test_attrs_classes_at_the_clients_come_back():
+    type_spec = tff.types.StructWithPythonType([("b", np.int32), ("a", np.int32)], Pair)
+    same = tff.federated_computation(lambda x: x, tff.FederatedType(type_spec, tff.CLIENTS))
+    cohort = [Pair(b=1, a=2), Pair(b=3, a=4)]
+    assert same(cohort) == cohort
+
+
+def test_a_type_without_containers_gives_ordered_dicts():
+    type_spec = tff.StructType([("b", np.int32), ("a", np.int32)])
+    got = tff.federated_computation(lambda x: x, type_spec)({"a": 2, "b": 1})
+    assert got == collections.OrderedDict(b=1, a=2)
+    assert type(got) is collections.OrderedDict
+
+
+def test_a_polymorphic_federated_computation_is_traced_for_each_type():
+    swap = tff.federated_computation(lambda x, y: (y, x))
+    assert swap(1, 2.5) == (2.5, 1)
+    assert swap(y=[1, 2], x=True) == ([1, 2], True)
+
+
+def test_a_polymorphic_computation_takes_containers():
+    add = tff.jax.computation(lambda x, y: x["a"] - y.b)
+    assert add({"b": 1, "a": 5}, Point(b=2, a=0)) == 3
+
+
+def _serialized_sum_of_squares():
+    leaf = tff.jax.computation(lambda x: x * x, np.float32)
+    computation = tff.federated_computation(
+        lambda x: tff.federated_sum(tff.federated_map(leaf, x)),
+        tff.FederatedType(np.float32, tff.CLIENTS),
+    )
+    return tff.framework.serialize_computation(computation)
+
+
+def test_a_federated_computation_runs_after_serialization():
+    proto = _serialized_sum_of_squares()
+    proto = type(proto).FromString(proto.SerializeToString())
+    assert tff.framework.deserialize_computation(proto)([1.0, 2.0, 3.0]) == 14
+
+
+def test_a_result_that_is_a_function_is_refused():
+    one = tff.jax.computation(lambda x: x, np.int32)
+    with pytest.raises(federated.UnsupportedIntrinsicError, match="returns a function"):
+        tff.federated_computation(lambda x: one, np.int32)(1)
+
+
+@pytest.mark.parametrize("kind", ["federated_computation", "tensorflow.computation"])
+def test_hlo_of_what_holds_none_is_refused(kind):
+    make = tff.federated_computation if kind.startswith("fed") else tff.tensorflow.computation
+    with pytest.raises(federated.UnsupportedLeafError, match="holds HLO of its own"):
+        federated.hlo_text(make(lambda x: x, np.int32))

@@ -98,7 +98,7 @@ def test_an_interrupt_ends_the_call_and_the_context_stays_usable(start):
 
 def test_an_interrupt_that_nobody_catches_ends_the_process_at_once(start):
     process = start("uncaught")
-    # The call would take an hour.
+    # The call would take two hours.
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.rstrip().endswith("KeyboardInterrupt")

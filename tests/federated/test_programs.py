@@ -1,8 +1,13 @@
 """What is traced and compiled, and how often."""
 
+import gc
+import weakref
+
 import cases
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from helpers import federated
 from helpers.federated import context as context_module
@@ -75,3 +80,60 @@ def test_a_leaf_that_is_used_often_is_in_the_program_once():
     text = jax.jit(run).lower(np.float32(1)).as_text()
     assert text.count("stablehlo.sine") == 1
     assert text.count("call @") >= 4
+
+
+def test_equal_types_share_a_program_however_the_value_is_held(context):
+    increment = _plus(1)
+    for value in (1, np.int32(1), np.array(1, np.int32), jnp.int32(1), jnp.asarray(1), np.int8(1)):
+        assert increment(value) == 2
+    assert context.cache_info().compilations == 1
+
+
+def test_another_structure_of_clients_is_another_program(context):
+    computation = tff.federated_computation(
+        tff.federated_sum, tff.FederatedType(np.int32, tff.CLIENTS)
+    )
+    assert [computation([1] * n) for n in (1, 2, 1, 2)] == [1, 2, 1, 2]
+    assert context.cache_info().compilations == 2
+
+
+def test_device_values_compile_nothing_after_the_first_call(context, compile_events):
+    process = _process()
+    data_type = process.next.type_signature.parameter[1]
+    cohort = cases.random_cohort(np.random.default_rng(0), [2, 1])
+    data = context.device_put(cohort, data_type)
+    model = process.next(cases.zeros(), data)
+    compile_events.clear()
+    process.next(model, data)
+    assert compile_events == []
+
+
+def test_a_failed_call_leaves_no_program_behind(context):
+    broken = tff.tensorflow.computation(lambda x: x, np.int32)
+    for _ in range(2):
+        with pytest.raises(federated.UnsupportedLeafError):
+            broken(1)
+    assert context.cache_info().compilations == 0
+    assert _plus(1)(1) == 2
+
+
+def test_forgotten_programs_are_freed(context, monkeypatch):
+    monkeypatch.setattr(context_module, "_PROGRAMS_KEPT", 2)
+    first = _plus(0)
+    assert first(1) == 1
+    program = weakref.ref(context._program(first))
+    for n in range(1, 3):
+        assert _plus(n)(1) == 1 + n
+    gc.collect()
+    assert program() is None
+
+
+def test_the_thread_of_a_dropped_context_ends():
+    context = federated.create_local_python_execution_context()
+    with tff.framework.get_context_stack().install(context):
+        assert _plus(1)(1) == 2
+    thread = context._worker._thread
+    del context
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()

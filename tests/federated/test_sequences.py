@@ -11,19 +11,8 @@ from hypothesis import strategies as st
 
 from helpers.federated import tff, transfer
 
-FLOATS = tff.SequenceType(np.float32)
-add = tff.jax.computation(lambda total, x: total + x, np.float32, np.float32)
-double = tff.jax.computation(lambda x: 2 * x, np.float32)
-
-
-@tff.federated_computation(FLOATS)
-def total(values):
-    return tff.sequence_reduce(values, np.float32(0), add)
-
-
-@tff.federated_computation(FLOATS)
-def doubled(values):
-    return tff.sequence_map(double, values)
+FLOATS = cases.FLOATS
+add, double, total, doubled = cases.add, cases.double, cases.total, cases.doubled
 
 
 @tff.federated_computation(tff.FederatedType(FLOATS, tff.CLIENTS))
@@ -167,3 +156,78 @@ def test_a_sequence_at_the_server():
         lambda data: tff.federated_map(total, data), tff.FederatedType(FLOATS, tff.SERVER)
     )
     assert computation([1.0, 2.0, 3.0]) == 6
+
+
+SCALED = [([1.0, 10.0, 100.0], [1.0, 2.0]), ([3.0], [1.0]), ([1.0, 2.0], [])]
+
+
+@pytest.mark.parametrize(("scales", "values"), SCALED)
+def test_each_client_may_map_a_broadcast_sequence_to_another(scales, values):
+    wanted = [[scale * value for value in values] for scale in scales]
+    assert cases.scaled_for_each(scales, values) == wanted
+
+
+@pytest.mark.usefixtures("debug")
+def test_each_client_may_map_a_broadcast_sequence_to_another_in_debug_mode():
+    assert cases.scaled_for_each([1.0, 10.0], [1.0, 2.0]) == [[1, 2], [10, 20]]
+
+
+def test_a_broadcast_sequence_is_stored_once_and_passed_on_to_all():
+    @tff.federated_computation(
+        tff.FederatedType(np.float32, tff.CLIENTS), tff.FederatedType(FLOATS, tff.SERVER)
+    )
+    def computation(x, values):
+        pairs = tff.federated_zip((x, tff.federated_broadcast(values)))
+        same = tff.federated_computation(lambda pair: (pair[1], pair[0]), (np.float32, FLOATS))
+        return tff.federated_map(same, pairs)
+
+    assert computation([1.0, 2.0], [5.0, 6.0]) == [([5, 6], 1), ([5, 6], 2)]
+
+
+def test_a_mapped_sequence_may_change_the_structure_of_its_elements():
+    element = collections.OrderedDict(b=collections.OrderedDict(c=np.float32), a=np.int32)
+    swap = tff.jax.computation(lambda e: (e["a"], {"z": 2 * e["b"]["c"]}), element)
+    computation = tff.federated_computation(
+        lambda values: tff.sequence_map(swap, values), tff.SequenceType(element)
+    )
+    given = [{"a": n, "b": {"c": n / 2}} for n in range(3)]
+    assert computation(given) == [(0, {"z": 0}), (1, {"z": 1}), (2, {"z": 2})]
+
+
+@pytest.mark.parametrize("cohort", [[[]], [[], [], []]])
+def test_clients_without_any_element_keep_the_zero(cohort):
+    assert totals(cohort) == [0] * len(cohort)
+
+
+def test_a_sequence_may_be_read_in_two_ways_by_one_client():
+    @tff.federated_computation(FLOATS)
+    def both(values):
+        return total(values), total(doubled(values)), doubled(doubled(values))
+
+    computation = tff.federated_computation(
+        lambda data: tff.federated_map(both, data), tff.FederatedType(FLOATS, tff.CLIENTS)
+    )
+    assert computation([[1.0, 2.0], []]) == [(3, 6, [4, 8]), (0, 0, [])]
+
+
+def test_the_reduction_goes_from_the_first_element_to_the_last():
+    digits = tff.jax.computation(lambda number, digit: 10 * number + digit, np.int32, np.int32)
+    computation = tff.federated_computation(
+        lambda values: tff.sequence_reduce(values, np.int32(0), digits), tff.SequenceType(np.int32)
+    )
+    assert computation([1, 2, 3, 4]) == 1234
+
+
+def test_an_error_in_a_generator_reaches_the_caller_and_the_context_stays_usable():
+    with pytest.raises(ZeroDivisionError):
+        total(1 / n for n in (1, 0))
+    assert total([1.0]) == 1
+
+
+def test_a_dataset_with_a_ragged_last_batch_is_refused_with_its_place():
+    computation = tff.federated_computation(
+        lambda data: data, tff.SequenceType(tff.TensorType(np.float32, (2,)))
+    )
+    dataset = tf.data.Dataset.from_tensor_slices(np.ones(5, np.float32)).batch(2)
+    with pytest.raises(TypeError, match=r"batch 2: expected shape \[2\].*drop_remainder=True"):
+        computation(dataset)
