@@ -88,13 +88,15 @@ def batch_clients(
       `labels` int32 `[batch_size]`.
 
     Raises:
-      ValueError: `batch_size` is not positive, a client cannot fill one batch, or images and labels
-        differ in number.
+      ValueError: `batch_size` is not positive, there is no client, a client cannot fill one batch,
+        or images and labels differ in number.
     """
     if len(images) != len(labels):
         raise ValueError(f"{len(images)} images and {len(labels)} labels: pass one label an image")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, given {batch_size}")
+    if not len(partition):
+        raise ValueError("partition must hold at least one client, given none")
     smallest = min(len(indices) for indices in partition)
     if smallest < batch_size:
         raise ValueError(

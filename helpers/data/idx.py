@@ -6,6 +6,7 @@ page, http://yann.lecun.com/exdb/mnist.
 """
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def read_idx(path: Path, num_dimensions: int) -> np.ndarray:
     if len(content) < start:
         raise DataError(f"{path.name} is truncated in its header; {_AGAIN}")
     shape = tuple(np.frombuffer(content[4:start], ">u4").tolist())
-    expected, found = int(np.prod(shape)), len(content) - start
+    expected, found = math.prod(shape), len(content) - start
     if found != expected:
         what = "truncated" if found < expected else "too long"
         raise DataError(

@@ -68,7 +68,11 @@ class ImageDataset:
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of all arrays and their shapes, in hexadecimal."""
+        """SHA-256 of all arrays, their dtypes and shapes, in hexadecimal.
+
+        The order of the examples counts: TFDS stores the images of MNIST in another order than the
+        official files, so the two sources have different checksums.
+        """
         return _checksum(self.train_images, self.train_labels, self.test_images, self.test_labels)
 
     def __str__(self) -> str:
@@ -165,9 +169,18 @@ def _load_archive(folder: Path, splits: Sequence[str]) -> ImageDataset:
 
 def _find(folder: Path, name: str) -> Path:
     """Finds one of the four files under the names it is known by."""
+    try:
+        present = {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        present = set()
+    except OSError as error:
+        raise DataError(
+            f"cannot list {folder}: {error.strerror}; pass a data_dir that is a folder and can be "
+            "read"
+        ) from error
     stem, kind, suffix = name.rsplit("-", 2)
     names = [f"{stem}{dash}{kind}-{suffix}{gz}" for dash in "-." for gz in ("", ".gz")]
-    found = [folder / candidate for candidate in names if (folder / candidate).is_file()]
+    found = [folder / candidate for candidate in names if candidate in present]
     if not found:
         raise DataError(
             f"{name} (or {name}.gz) is not in {folder}; put the four official MNIST files there, "
@@ -184,17 +197,20 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _check_known(dataset: ImageDataset, splits: Sequence[str]) -> None:
-    """Refuses files that pass for MNIST's by name and size and are not."""
-    known = {"test": (dataset.test_images, dataset.test_labels)}
-    for split, (images, labels) in known.items():
-        if split in splits and images.shape == (10000, 28, 28):
-            found = _checksum(images, labels)
-            if found != _KNOWN_CHECKSUMS[split]:
-                raise DataError(
-                    f"the {split} files have the shape of MNIST but other content (sha256 "
-                    f"{found[:12]}, expected {_KNOWN_CHECKSUMS[split][:12]}); copy them from the "
-                    "official archive again"
-                )
+    """Refuses files that pass for MNIST's by name and size and are not, and swapped splits."""
+    known = _KNOWN_CHECKSUMS["test"]
+    if "test" in splits and dataset.test_images.shape == (10000, 28, 28):
+        found = _checksum(dataset.test_images, dataset.test_labels)
+        if found != known:
+            raise DataError(
+                f"the test files have the shape of MNIST but other content (sha256 {found[:12]}, "
+                f"expected {known[:12]}); copy them from the official archive again"
+            )
+    if _checksum(dataset.train_images, dataset.train_labels) == known:
+        raise DataError(
+            "the train files hold MNIST's test images; the train and t10k files may be swapped: "
+            "rename them"
+        )
 
 
 def _dataset(source: str, arrays: dict, pixel_max: int) -> ImageDataset:
@@ -203,6 +219,12 @@ def _dataset(source: str, arrays: dict, pixel_max: int) -> ImageDataset:
     for split in ("train", "test"):
         empty = (np.zeros((0, height, width), np.uint8), np.zeros((0,), np.int32))
         images, labels = arrays.get(split, empty)
+        if images.shape[1:] != (height, width):
+            raise DataError(
+                f"the {split} images are {images.shape[1]} x {images.shape[2]}, those of the other "
+                f"split {height} x {width}; the files are not of one archive: copy all four from "
+                "the same place"
+            )
         if len(images) != len(labels):
             raise DataError(
                 f"the {split} split has {len(images)} images and {len(labels)} labels; the files "

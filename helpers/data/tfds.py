@@ -7,8 +7,9 @@ anybody; and a data set is prepared in a folder beside its place and moved there
 
 import contextlib
 import errno
+import io
 import os
-import shutil
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,27 +34,53 @@ def load_arrays(
       For each split, one array a feature `[num_examples, ...]`.
 
     Raises:
-      DataError: The data set is not on disk and cannot be downloaded or stored.
+      DataError: The data set is not on disk and cannot be downloaded or stored, or what is on disk
+        is damaged.
     """
     # Outside Google's own machines the look at its storage only costs a time-out.
     os.environ.setdefault("NO_GCE_CHECK", "true")
     import tensorflow_datasets as tfds
 
-    builder = _open(tfds, name, folder)
-    if builder is None:
+    version = _newest_version(folder / name)
+    if version is None:
         _prepare(tfds, name, folder)
-        builder = _open(tfds, name, folder)
+        version = _newest_version(folder / name)
+    return _read(tfds, version, splits, features)
+
+
+def _newest_version(folder: Path) -> Path | None:
+    """Finds the newest version of a data set that is on disk whole.
+
+    TFDS writes to `incomplete.…_3.0.1` and renames that to `3.0.1` at the end, so a folder with
+    any other name than a version is what a killed process left.
+    """
+    found = {
+        tuple(map(int, path.parent.name.split("."))): path.parent
+        for path in folder.glob("*/dataset_info.json")
+        if re.fullmatch(r"\d+\.\d+\.\d+", path.parent.name)
+    }
+    return found[max(found)] if found else None
+
+
+def _read(
+    tfds, version: Path, splits: Sequence[str], features: tuple[str, ...]
+) -> dict[str, tuple[np.ndarray, ...]]:
+    """Reads a version from its folder; TFDS checks each record, and their number."""
+    import tensorflow as tf
+    from google.protobuf import json_format
+
     arrays = {}
-    for split in splits:
-        examples = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
-        arrays[split] = tuple(np.asarray(examples[feature]) for feature in features)
+    try:
+        builder = tfds.builder_from_directory(version)
+        for split in splits:
+            examples = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
+            arrays[split] = tuple(np.asarray(examples[feature]) for feature in features)
+    except (tf.errors.OpError, json_format.ParseError, OSError, ValueError) as error:
+        raise DataError(
+            f"{version} cannot be read ({_first_line(error)}); if it is damaged, delete that "
+            "folder and load again"
+        ) from error
     return arrays
-
-
-def _open(tfds, name: str, folder: Path):
-    """Opens a data set that is on disk, or returns None."""
-    versions = sorted(path.parent for path in (folder / name).glob("**/dataset_info.json"))
-    return tfds.builder_from_directory(versions[-1]) if versions else None
 
 
 def _prepare(tfds, name: str, folder: Path) -> None:
@@ -62,11 +89,21 @@ def _prepare(tfds, name: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as partial:
             builder = tfds.builder(name, data_dir=partial)
-            with _few_retries():
+            # What TFDS prints names the folder beside, which is gone afterwards; its progress bars
+            # do not go this way and stay.
+            with _few_retries(), contextlib.redirect_stdout(io.StringIO()):
                 builder.download_and_prepare(
                     download_dir=os.path.join(partial, "downloads"), file_format="tfrecord"
                 )
-            shutil.move(os.path.join(partial, name), folder / name)
+            made = Path(builder.data_dir)
+            place = folder / made.relative_to(partial)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                made.rename(place)
+            except OSError:
+                # Another process may have been first: then its data are as good as these.
+                if _newest_version(folder / name) is None:
+                    raise
     except Exception as error:
         raise DataError(_advice(name, folder, error)) from error
 
@@ -89,11 +126,14 @@ def _advice(name: str, folder: Path, error: Exception) -> str:
         reasons.append(chain)
         chain = chain.__cause__ or chain.__context__
     codes = {getattr(reason, "errno", None) for reason in reasons}
-    text = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    if errno.ENOSPC in codes:
+    text = _first_line(error)
+    # TFDS looks at the room beforehand too, and its error for that has no errno.
+    if errno.ENOSPC in codes or any("Not enough disk space" in str(r) for r in reasons):
         return f"no room in {folder} for {name}: free some, or pass another data_dir ({text})"
     if codes & {errno.EACCES, errno.EROFS}:
         return f"cannot write to {folder}: pass a data_dir that can be written to ({text})"
+    if codes & {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}:
+        return f"something is in the way of {name} in {folder}: delete or move it ({text})"
     if any("CERTIFICATE" in str(reason) for reason in reasons):
         return (
             f"{name} was not downloaded: its host's certificate is not valid ({text}); wait for "
@@ -103,3 +143,7 @@ def _advice(name: str, folder: Path, error: Exception) -> str:
         f"{name} could not be downloaded ({text}); without a network use source='bundled', or copy "
         "the official files by hand and use source='archive'. Nothing of it was kept"
     )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -66,6 +66,11 @@ def test_batches_hold_the_clients_examples_in_order():
     assert (first["pixels"].dtype, first["labels"].dtype) == (np.float32, np.int32)
 
 
+def test_a_partition_without_clients_is_refused():
+    with pytest.raises(ValueError, match="partition must hold at least one client"):
+        data.batch_clients(np.zeros((4, 2)), np.arange(4), [], 2)
+
+
 @pytest.mark.parametrize(("labels", "batch_size", "message"), [
     (np.arange(3), 2, "4 images and 3 labels"), (np.arange(4), 0, "batch_size"),
     (np.arange(4), 3, "too few for one batch of 3"),
