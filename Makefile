@@ -40,7 +40,7 @@ outputs: venv ## execute the notebooks at demo scale and store their outputs in 
 	@$(WATCH) $(NOTEBOOKS) outputs $(NOTEBOOK)
 
 bench: venv ## run every benchmark; each prints a table
-	@set -e; for file in $(sort $(wildcard benchmarks/*.py)); do echo "== $$file"; $(WATCH) $(BIN)/python $$file; done
+	@set -e; for file in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(WATCH) $(BIN)/python $$file; done
 
 lock: ## compile requirements.in into requirements.txt; keeps its pins unless UPGRADE=1
 	@bash .ci/lock
