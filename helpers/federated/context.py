@@ -199,7 +199,7 @@ class XlaExecutionContext(frontend.framework.SyncContext):
     def _run(self, program: "_Program", argument, layout):
         counts = layout.counts if layout is not None else np.zeros((1,), np.int32)
         total = np.int32(layout.num_clients if layout is not None else 0)
-        inputs = (counts, total, self._moved(program, argument, layout))
+        inputs = (counts, total, argument)
         leaves, structure = jax.tree_util.tree_flatten(inputs)
         key = (
             structure,
@@ -211,32 +211,31 @@ class XlaExecutionContext(frontend.framework.SyncContext):
             jax.config.jax_default_matmul_precision,
         )
         with self._lock:
-            executable = program.executables.get(key)
-            if executable is None:
-                lowered = self._lower(program, inputs, layout)
+            known = program.executables.get(key)
+            if known is None:
+                shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+                lowered = self._lower(program, structure.unflatten(shapes), layout)
                 self._traces += 1
                 executable = self._on_worker(lowered.compile)
                 self._compilations += 1
-                program.executables[key] = executable
-        return self._on_worker(lambda: self._fetch(executable(*inputs)))
+                known = (executable, self._shardings(program, inputs, layout))
+                program.executables[key] = known
+        executable, shardings = known
+        # JAX arrays may lie elsewhere: results of a call with another number of clients, hence of
+        # devices, and values of the server that were put on the first device.
+        leaves = [
+            jax.device_put(leaf, sharding)
+            if isinstance(leaf, jax.Array) and leaf.sharding != sharding
+            else leaf
+            for leaf, sharding in zip(leaves, shardings, strict=True)
+        ]
+        return self._on_worker(lambda: self._fetch(executable(*structure.unflatten(leaves))))
 
-    def _moved(self, program: "_Program", argument, layout):
-        """Moves JAX arrays that lie elsewhere than the program will read them.
-
-        Such are results of a call with another number of clients, hence of devices, and values of
-        the server that were put on the first device.
-        """
-        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(argument)):
-            return argument
+    def _shardings(self, program: "_Program", inputs, layout) -> list:
+        """Lists where a program reads each of its flat inputs."""
         mesh = self._mesh(layout)
-
-        def move(leaf, spec):
-            sharding = self._sharding(mesh, spec)
-            if not isinstance(leaf, jax.Array) or leaf.sharding == sharding:
-                return leaf
-            return jax.device_put(leaf, sharding)
-
-        return jax.tree_util.tree_map(move, argument, _specs(program.parameter_type, argument))
+        specs = (P(_AXIS), P(), _specs(program.parameter_type, inputs[2]))
+        return [self._sharding(mesh, spec) for spec in jax.tree_util.tree_leaves(specs)]
 
     def _on_worker(self, call):
         """Runs a call on the worker's thread under this thread's setting of 64-bit numbers."""
