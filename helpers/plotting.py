@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from helpers.calibration import bin_by_confidence
+
 if TYPE_CHECKING:
     import jax
 
@@ -41,19 +43,14 @@ def plot_by_round(ax: Axes | None, curves: Mapping[str, np.ndarray], *, ylabel: 
         ax.plot(
             np.arange(len(values)),
             values,
-            label=name,
+            label=name if len(curves) > 1 else None,
             color=colors[index],
             linestyle=_DASHES[index % len(_DASHES)],
             marker=_MARKERS[index % len(_MARKERS)],
             markevery=max(len(values) // 10, 1),
             markersize=4,
         )
-    ax.set_xlabel("round")
-    ax.set_ylabel(ylabel)
-    if len(curves) > 1:
-        ax.legend()
-    sns.despine(ax=ax)
-    return ax
+    return _finish(ax, "round", ylabel, legend_size=None)
 
 
 def plot_label_shares(
@@ -103,11 +100,7 @@ def plot_traces(
     _draw_chains(ax, np.arange(len(draws)), draws)
     if truth is not None:
         ax.axhline(truth, color="black", linestyle="--", linewidth=1.5, label="truth", zorder=3)
-    ax.set_xlabel("draw")
-    ax.set_ylabel(ylabel)
-    _legend(ax)
-    sns.despine(ax=ax)
-    return ax
+    return _finish(ax, "draw", ylabel)
 
 
 def plot_warmup_and_draws(
@@ -140,11 +133,7 @@ def plot_warmup_and_draws(
         ax.axvspan(-0.5, len(warmup) - 0.5, color="0.88", zorder=0, label="warm-up")
     _draw_chains(ax, np.arange(len(values)), values)
     ax.set_xlim(-0.5, len(values) - 0.5)
-    ax.set_xlabel("step")
-    ax.set_ylabel(ylabel)
-    _legend(ax)
-    sns.despine(ax=ax)
-    return ax
+    return _finish(ax, "step", ylabel)
 
 
 def plot_scatter(
@@ -181,12 +170,8 @@ def plot_scatter(
             color=color,
             label=f"chain {chain}" if num_chains > 1 else None,
         )
-    ax.set_xlabel(labels[0])
-    ax.set_ylabel(labels[1])
     ax.set_aspect("equal", adjustable="datalim")
-    _legend(ax)
-    sns.despine(ax=ax)
-    return ax
+    return _finish(ax, *labels)
 
 
 def plot_histogram(
@@ -212,20 +197,17 @@ def plot_histogram(
     ax = _axes(ax)
     flat = {name: np.ravel(samples) for name, samples in values.items()}
     edges = np.histogram_bin_edges(np.concatenate(list(flat.values())), bins=bins)
+    told_apart = len(flat) > 1 or truth is not None
     for index, (name, samples) in enumerate(flat.items()):
         color = _colors(len(flat))[index]
+        label = name if told_apart else None
         heights, _ = np.histogram(samples, bins=edges, density=True)
         dash = _DASHES[index % len(_DASHES)]
-        ax.stairs(heights, edges, color=color, linestyle=dash, linewidth=1.5, label=name)
+        ax.stairs(heights, edges, color=color, linestyle=dash, linewidth=1.5, label=label)
         ax.stairs(heights, edges, color=color, alpha=0.2, fill=True)
     if truth is not None:
         ax.axvline(truth, color="black", linestyle="--", linewidth=1.5, label="truth")
-    ax.set_xlabel(xlabel)
-    ax.set_ylabel("density")
-    if len(flat) > 1 or truth is not None:
-        _legend(ax)
-    sns.despine(ax=ax)
-    return ax
+    return _finish(ax, xlabel, "density")
 
 
 def plot_reliability(
@@ -243,32 +225,25 @@ def plot_reliability(
       The axes; those of the counts share its x axis.
 
     Raises:
-      ValueError: The arrays differ in shape, or a confidence is no probability.
+      ValueError, TypeError: As `calibration.bin_by_confidence`.
     """
     ax = _axes(ax)
-    confidences = np.asarray(confidences, np.float64)
-    correct = np.asarray(correct, np.float64)
-    if confidences.ndim != 1 or confidences.shape != correct.shape:
-        raise ValueError(
-            f"confidences {confidences.shape} and correct {correct.shape} must both be "
-            "[num_examples]"
-        )
-    if not ((confidences >= 0) & (confidences <= 1)).all():
-        raise ValueError("confidences must lie between 0 and 1; give probabilities, not logits")
-    edges = np.linspace(0, 1, num_bins + 1)
-    bins = np.minimum((confidences * num_bins).astype(int), num_bins - 1)
-    counts = np.bincount(bins, minlength=num_bins)
-    filled = counts > 0
-    mean_confidence = np.bincount(bins, confidences, num_bins)[filled] / counts[filled]
-    accuracy = np.bincount(bins, correct, num_bins)[filled] / counts[filled]
+    bins = bin_by_confidence(confidences, correct, num_bins)
+    filled = bins.counts > 0
 
     count_ax = ax.twinx()
-    count_ax.stairs(counts, edges, fill=True, color="0.85")
+    count_ax.stairs(bins.counts, bins.edges, fill=True, color="0.85")
     count_ax.set_ylabel("examples")
     ax.set_zorder(count_ax.get_zorder() + 1)  # Lines over bars.
     ax.patch.set_visible(False)
     ax.plot([0, 1], [0, 1], color="black", linestyle="--", linewidth=1, label="calibrated")
-    ax.plot(mean_confidence, accuracy, color=_colors(1)[0], marker="o", label="predictions")
+    ax.plot(
+        bins.mean_confidence[filled],
+        bins.accuracy[filled],
+        color=_colors(1)[0],
+        marker="o",
+        label="predictions",
+    )
     ax.set_xlim(0, 1)
     ax.set_ylim(0, 1)
     ax.set_xlabel("confidence")
@@ -418,14 +393,21 @@ def _draw_chains(ax: Axes, x: np.ndarray, values: np.ndarray) -> None:
         )
 
 
-def _legend(ax: Axes) -> None:
-    """Adds a legend unless there is nothing to tell apart or too much."""
+def _finish(ax: Axes, xlabel: str, ylabel: str, *, legend_size: str | None = "small") -> Axes:
+    """Names the axes, adds a legend where there is something to tell apart, and drops the frame.
+
+    Lines of chains are left out of a long legend. None for its size is Matplotlib's own.
+    """
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
     handles, labels = ax.get_legend_handles_labels()
     if len(labels) > _MAX_LEGEND_ENTRIES:
         kept = [pair for pair in zip(handles, labels) if not pair[1].startswith("chain ")]
         handles, labels = zip(*kept) if kept else ((), ())
     if labels:
-        ax.legend(handles, labels, fontsize="small")
+        ax.legend(handles, labels, fontsize=legend_size)
+    sns.despine(ax=ax)
+    return ax
 
 
 def _bounds(index: int | slice, size: int) -> tuple[int, int]:
