@@ -1,18 +1,12 @@
-"""Sharding pytrees, in one process with 8 devices (`child_sharding` runs below)."""
+"""Sharding pytrees; what needs devices runs in a process with 8 (`on_eight_devices`)."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from helpers import sharding
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def tree(n=24):
@@ -51,20 +45,6 @@ def on_eight_devices():
     except ValueError as error:
         facts["indivisible"] = str(error)
     return facts
-
-
-@pytest.fixture(scope="module")
-def facts():
-    environment = os.environ | {
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(ROOT),
-    }
-    result = subprocess.run(
-        [sys.executable, __file__], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    return json.loads(result.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8])

@@ -4,10 +4,12 @@ What models share: a log density that brings its gradient along, and the check t
 distribution may hold `Sharded` parts.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 Array = jax.Array
 
@@ -48,36 +50,80 @@ def with_gradient(
 
 
 def check_sharded_model(model: Any) -> None:
-    """Refuses a plain TFP joint distribution with `Sharded` parts.
+    """Refuses TFP joint distributions whose gradients under `pmap` are wrong without a sign of it.
 
-    Its log density is right under `pmap`. Its gradients are not, without a sign of it: each device
-    gets those of its own share of the data.
+    The log density is right in all of them. A plain joint distribution of `Sharded` and replicated
+    parts gives each device the gradients of its own share of the data. A nested one of both kinds,
+    plain or not, can be wrong as well: what its replicated parts take from the joint distribution
+    around it counts once a device. Where they take nothing the gradients are right, but this cannot
+    be seen from outside. Parts that are all replicated, or all `Sharded` over the same axes, may be
+    plain and nested.
 
     Args:
-      model: A TFP distribution; only joint ones can be refused. A joint distribution nested in
-        another is not looked into.
+      model: A TFP distribution; only joint ones can be refused. It is traced, not computed, and
+        need not be inside of its axes.
 
     Raises:
-      TypeError: The model is a plain `tfd.JointDistribution...` with a `Sharded` part.
+      TypeError: The model, or a joint distribution in it, is one of these.
     """
+    _trace_with_axes(lambda: _check_joint(model, nested=False))
+
+
+def _check_joint(model: Any, *, nested: bool) -> None:
     from tensorflow_probability.substrates import jax as tfp
 
-    safe = tfp.experimental.distribute.JointDistributionDistributedMixin
-    plain = isinstance(model, tfp.distributions.JointDistribution) and not isinstance(model, safe)
-    if plain and _has_sharded_parts(model):
+    distributed = tfp.experimental.distribute.JointDistributionDistributedMixin
+    if not isinstance(model, tfp.distributions.JointDistribution):
+        return
+    mixed = len(_shard_axes(model)) > 1
+    if mixed and not isinstance(model, distributed):
         raise TypeError(
             f"{type(model).__name__} from tfp.distributions has Sharded parts: its gradients under "
             "pmap are silently those of one device's data; use "
             "tfp.experimental.distribute.JointDistributionCoroutine (or ...Sequential, ...Named)"
         )
+    if mixed and nested:
+        raise TypeError(
+            f"{type(model).__name__} inside of another joint distribution has both Sharded and "
+            "replicated parts: under pmap, gradients through the replicated ones may count once a "
+            "device; make them parts of the outer joint distribution"
+        )
+    for part in _parts(model):
+        _check_joint(part, nested=True)
 
 
-def _has_sharded_parts(model: Any) -> bool:
+def _shard_axes(model: Any) -> set[frozenset]:
+    """The sets of axes over which parts are sharded, those of nested joint distributions too."""
+    from tensorflow_probability.substrates import jax as tfp
+
+    if isinstance(model, tfp.distributions.JointDistribution):
+        return set().union(*map(_shard_axes, _parts(model)))
+    return {frozenset(jax.tree_util.tree_leaves(model.experimental_shard_axis_names))}
+
+
+def _parts(model: Any) -> list:
+    from tensorflow_probability.substrates import jax as tfp
+
+    # Of a copy, because a model keeps the distributions of its first sample: here, tracers.
+    parts, _ = model.copy().sample_distributions(seed=jax.random.PRNGKey(0))
+    return jax.tree_util.tree_leaves(
+        parts, is_leaf=lambda part: isinstance(part, tfp.distributions.Distribution)
+    )
+
+
+def _trace_with_axes(function: Callable[[], None], names: tuple[str, ...] = ()) -> None:
+    """Traces a function; axes that it names and that are not bound here get the size 1."""
+
+    def traced(x):
+        function()
+        return x
+
+    for name in names:
+        traced = jax.vmap(traced, axis_name=name)
     try:
-        names = model.experimental_shard_axis_names
+        jax.eval_shape(traced, np.zeros((1,) * len(names)))
     except NameError as error:
-        # To list its parts the model draws from them, and a Sharded part asks for its axis.
-        if "unbound axis name" in str(error):
-            return True
-        raise
-    return bool(jax.tree_util.tree_leaves(names))
+        unbound = re.search(r"unbound axis name: (\w+)", str(error))
+        if unbound is None or unbound[1] in names:
+            raise
+        _trace_with_axes(function, (*names, unbound[1]))

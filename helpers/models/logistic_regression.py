@@ -128,7 +128,8 @@ def make_log_density(
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size must be a positive number of rows, given {block_size}")
     examples = _Examples(images, labels, mask)
-    if block_size is None and num_examples > _MAX_ROWS_IN_SMALL_BLOCKS:
+    by_blocks = block_size is not None or num_examples <= _MAX_ROWS_IN_SMALL_BLOCKS
+    if not by_blocks:
         sums = _sums_with_transposed_copy(examples, num_classes, pixel_max)
     else:
         sums = _sums_by_blocks(examples, num_classes, pixel_max, block_size or _SMALL_BLOCK)
@@ -142,10 +143,7 @@ def make_log_density(
         value = log_likelihood + _log_prior(columns, flat_bias)
         # The prior comes in before the transposition: XLA would fold a transposition into the
         # product before it, and compute that the slow way round.
-        if by_weights.shape == columns.shape:
-            by_weights = by_weights - columns
-        else:
-            by_weights = (by_weights - columns.T).T
+        by_weights = (by_weights - columns.T).T if by_blocks else by_weights - columns
         by_weights = by_weights.reshape(dim, -1, num_classes).transpose(1, 0, 2)
         gradient = by_weights.reshape(weights.shape), (by_bias - flat_bias).reshape(bias.shape)
         return value.reshape(chains), gradient
@@ -227,6 +225,7 @@ class _Examples:
 
 
 def _sums_with_transposed_copy(examples, num_classes, pixel_max):
+    """Makes the sums over examples; the weights' gradient is `[dim, chains * classes]`."""
     features = _mask_rows(_scale(examples.images, pixel_max), examples.mask)
     transposed = features.T
 
@@ -238,6 +237,7 @@ def _sums_with_transposed_copy(examples, num_classes, pixel_max):
 
 
 def _sums_by_blocks(examples, num_classes, pixel_max, block_size):
+    """Makes the sums over examples; the weights' gradient is `[chains * classes, dim]`."""
     num_examples = examples.images.shape[0]
     num_blocks = num_examples // block_size
     if num_blocks > _MAX_UNROLLED_BLOCKS:
