@@ -403,6 +403,20 @@ def test_a_chain_elsewhere_raises_r_hat(white_noise):
     assert (sampling.diagnose(shifted).r_hat > 1.3).all()
 
 
+def test_a_single_chain_has_no_r_hat_and_no_warning(white_noise, caplog):
+    diagnostics = sampling.diagnose(white_noise[:, :1])
+    assert np.isnan(diagnostics.r_hat).all()
+    assert diagnostics.r_hat.shape == (2,)
+    np.testing.assert_allclose(diagnostics.ess_bulk, 1000, rtol=0.3)
+    assert caplog.records == []
+
+
+def test_rounding_leaves_no_negative_zero(white_noise):
+    centred = white_noise - white_noise.mean((0, 1)) - 1e-6
+    means = sampling.summarize({"a": centred}, round_to_mcse=True)["mean"]
+    assert [str(mean) for mean in means] == ["0.0", "0.0"]
+
+
 def test_device_and_chain_axes_are_chains_alike(white_noise):
     split = white_noise.reshape(1000, 2, 2, 2)
     np.testing.assert_array_equal(

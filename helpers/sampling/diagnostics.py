@@ -15,7 +15,8 @@ class Diagnostics:
     """Diagnostics of each scalar of an array of draws, each float64 `[...]` of the scalar's shape.
 
     Attributes:
-      r_hat: Rank-normalized split R-hat: 1 where the chains agree, suspect above 1.01.
+      r_hat: Rank-normalized split R-hat: 1 where the chains agree, suspect above 1.01; not a number
+        for a single chain, which has nothing to agree with.
       ess_bulk: Effective sample size for the centre of the distribution.
       ess_tail: Effective sample size for its 5% and 95% quantiles.
       mcse_mean: Monte Carlo standard error of the mean.
@@ -48,9 +49,12 @@ def diagnose(draws: np.ndarray, *, num_chain_axes: int = 1) -> Diagnostics:
     """
     import arviz  # Takes seconds; only those who diagnose pay.
 
-    dataset = arviz.convert_to_dataset({"x": _chains_first(draws, num_chain_axes)})
+    chains = _chains_first(draws, num_chain_axes)
+    dataset = arviz.convert_to_dataset({"x": chains})
+    several = len(chains) > 1
     return Diagnostics(
-        r_hat=arviz.rhat(dataset)["x"].values,
+        # Of a single chain ArviZ 0.21 logs a warning and returns the same.
+        r_hat=arviz.rhat(dataset)["x"].values if several else np.full(chains.shape[2:], np.nan),
         ess_bulk=arviz.ess(dataset, method="bulk")["x"].values,
         ess_tail=arviz.ess(dataset, method="tail")["x"].values,
         mcse_mean=arviz.mcse(dataset, method="mean")["x"].values,
@@ -144,4 +148,5 @@ def _exponents(values: pd.Series, to_integer: np.ufunc) -> np.ndarray:
 
 
 def _round(values: pd.Series, decimals: np.ndarray) -> list[float]:
-    return [round(float(value), int(places)) for value, places in zip(values, decimals)]
+    # Adding 0 makes a negative zero positive: the sign of what was rounded away is noise.
+    return [round(float(value), int(places)) + 0.0 for value, places in zip(values, decimals)]
