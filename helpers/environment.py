@@ -44,7 +44,9 @@ class UnfitEnvironmentError(RuntimeError):
 def check_environment() -> None:
     """Raises an error if the notebooks cannot run in this environment.
 
-    It takes milliseconds: no package is imported.
+    It takes milliseconds: no package is imported. It also sets TF_CPP_MIN_LOG_LEVEL, unless the
+    user did: TFP's JAX part imports TensorFlow in lane A, and what that writes to stderr at start-up
+    would be stored as a notebook's output.
 
     Raises:
       UnfitEnvironmentError: Python is not 3.11; TensorFlow Federated, jax or jaxlib is missing or
@@ -57,6 +59,9 @@ def check_environment() -> None:
         _check_package(package)
     _check_jax_front_end()
     _check_xla_flags()
+    # 1 is what `import jax` sets where there is nothing.
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 
 def describe_environment() -> str:

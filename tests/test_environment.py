@@ -63,6 +63,16 @@ def test_fit_environment_passes(installed):
     check_environment()
 
 
+@pytest.mark.parametrize(("given", "kept"), [(None, "3"), ("1", "3"), ("0", "0"), ("2", "2")])
+def test_tensorflow_is_silenced_unless_the_user_says_otherwise(installed, monkeypatch, given, kept):
+    if given is None:
+        monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    else:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", given)
+    check_environment()
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == kept
+
+
 @pytest.mark.parametrize("version", [(3, 10), (3, 12), (3, 13)])
 def test_another_python_is_unfit(installed, monkeypatch, version):
     monkeypatch.setattr(environment.sys, "version_info", (*version, 0, "final", 0))
