@@ -45,8 +45,8 @@ def check_environment() -> None:
     """Raises an error if the notebooks cannot run in this environment.
 
     It takes milliseconds: no package is imported. It also sets TF_CPP_MIN_LOG_LEVEL, unless the
-    user did: TFP's JAX part imports TensorFlow in lane A, and what that writes to stderr at start-up
-    would be stored as a notebook's output.
+    user did: TFP's JAX part imports TensorFlow in lane A, and what that writes to stderr at
+    start-up would be stored as a notebook's output.
 
     Raises:
       UnfitEnvironmentError: Python is not 3.11; TensorFlow Federated, jax or jaxlib is missing or
