@@ -12,8 +12,9 @@
     add_numbers(2, 3)  # 5
 
 `context` is the door, `evaluate` walks TFF's building blocks, `hlo` runs a leaf, `averaging` holds
-the standard API, `frontend` says which TFF this is. Importing this package imports TFF, and with it
-TensorFlow.
+the standard API. `tff` is tensorflow-federated where it is installed, else federated-language under
+the same names (`frontend`, `language`) with a JAX front end of ours (`jax_computation`). Importing
+this package imports one or the other; the first brings in TensorFlow.
 """
 
 from helpers.federated.averaging import build_jax_federated_averaging_process

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Sequence
 
 import jax
-import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
@@ -23,6 +22,7 @@ from helpers.federated.evaluate import Cohort, DebugLoops, Evaluator, FusedLoops
 from helpers.federated.interruptible import Worker
 from helpers.federated.transfer import ClientLayout, DeviceValue, PlacedArgument
 from helpers.federated.values import AllEqual, PerClient, SequenceValue
+from helpers.jax_versions import shard_map
 
 _AXIS = "clients"
 _PROGRAMS_KEPT = 128
@@ -214,11 +214,12 @@ class XlaExecutionContext(frontend.framework.SyncContext):
             known = program.executables.get(key)
             if known is None:
                 shapes = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-                lowered = self._lower(program, structure.unflatten(shapes), layout)
+                shardings = self._shardings(program, inputs, layout)
+                lowered = self._lower(program, structure.unflatten(shapes), layout, shardings)
                 self._traces += 1
                 executable = self._on_worker(lowered.compile)
                 self._compilations += 1
-                known = (executable, self._shardings(program, inputs, layout))
+                known = (executable, jax.tree_util.tree_leaves(shardings))
                 program.executables[key] = known
         executable, shardings = known
         # JAX arrays may lie elsewhere: results of a call with another number of clients, hence of
@@ -231,18 +232,18 @@ class XlaExecutionContext(frontend.framework.SyncContext):
         ]
         return self._on_worker(lambda: self._fetch(executable(*structure.unflatten(leaves))))
 
-    def _shardings(self, program: "_Program", inputs, layout) -> list:
-        """Lists where a program reads each of its flat inputs."""
+    def _shardings(self, program: "_Program", inputs, layout):
+        """Returns where a program reads each of its inputs, in their structure."""
         mesh = self._mesh(layout)
         specs = (P(_AXIS), P(), _specs(program.parameter_type, inputs[2]))
-        return [self._sharding(mesh, spec) for spec in jax.tree_util.tree_leaves(specs)]
+        return jax.tree_util.tree_map(lambda spec: self._sharding(mesh, spec), specs)
 
     def _on_worker(self, call):
         """Runs a call on the worker's thread under this thread's setting of 64-bit numbers."""
         x64 = jax.config.jax_enable_x64
 
         def with_x64():
-            with jax.experimental.enable_x64(x64):
+            with jax_internals.enable_x64(x64):
                 return call()
 
         return self._worker.run(with_x64)
@@ -253,7 +254,7 @@ class XlaExecutionContext(frontend.framework.SyncContext):
         # A copy: the caller may write into results, and keeps nothing of the device alive.
         return jax.tree_util.tree_map(np.array, outputs)
 
-    def _lower(self, program: "_Program", inputs, layout):
+    def _lower(self, program: "_Program", inputs, layout, shardings):
         """Traces the computation and lowers it to the module that XLA compiles."""
         mesh = self._mesh(layout)
 
@@ -268,13 +269,11 @@ class XlaExecutionContext(frontend.framework.SyncContext):
         if mesh is None:
             sharding = self._sharding(None, P())
             return jax.jit(run, in_shardings=sharding, out_shardings=sharding).lower(*inputs)
-        in_specs = (P(_AXIS), P(), _specs(program.parameter_type, inputs[2]))
+        in_specs = jax.tree_util.tree_map(lambda sharding: sharding.spec, shardings)
         out_specs = _result_specs(program.result_type)
-        shard = jax_internals.shard_map(run, mesh, in_specs, out_specs)
-        in_shardings = jax.tree_util.tree_map(
-            lambda spec: NamedSharding(mesh, spec), in_specs, is_leaf=lambda x: isinstance(x, P)
-        )
-        return jax.jit(shard, in_shardings=in_shardings).lower(*inputs)
+        # Without the check, which does not know our primitive.
+        shard = shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check=False)
+        return jax.jit(shard, in_shardings=shardings).lower(*inputs)
 
     def _run_debug(self, program: "_Program", argument, layout):
         argument = jax.device_put(argument, self.devices[0])

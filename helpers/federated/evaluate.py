@@ -32,13 +32,12 @@ from helpers.federated.values import (
 
 blocks = frontend.framework
 
-_NATIVE = "tff.backends.native.set_sync_local_cpp_execution_context()"
+# Who runs an intrinsic that this runtime does not cover; for those not named, the native context.
 _OTHER_CONTEXTS = {
-    "federated_secure_sum": "tff.backends.test.set_sync_test_cpp_execution_context()",
-    "federated_secure_sum_bitwidth": "tff.backends.test.set_sync_test_cpp_execution_context()",
-    "federated_secure_modular_sum": "tff.backends.test.set_sync_test_cpp_execution_context()",
-    "federated_secure_select": "tff.backends.test.set_sync_test_cpp_execution_context()",
-    "federated_select": _NATIVE,
+    "federated_secure_sum": frontend.TEST_CONTEXT,
+    "federated_secure_sum_bitwidth": frontend.TEST_CONTEXT,
+    "federated_secure_modular_sum": frontend.TEST_CONTEXT,
+    "federated_secure_select": frontend.TEST_CONTEXT,
 }
 
 
@@ -188,7 +187,7 @@ class Evaluator:
                 names[name] = self.evaluate(local, names)
             return self.evaluate(block.result, names)
         if isinstance(block, blocks.CompiledComputation):
-            return self._leaf(block.proto)
+            return self._leaf(frontend.leaf_proto(block))
         if isinstance(block, blocks.Intrinsic):
             return self._intrinsic(block)
         if isinstance(block, blocks.Literal):
@@ -225,8 +224,8 @@ class Evaluator:
         kind = proto.WhichOneof("computation")
         if kind != "xla":
             raise hlo.UnsupportedLeafError(
-                f"a {kind} computation cannot run in the XLA runtime: {_NATIVE} runs TensorFlow "
-                "computations; write it with tff.jax.computation to run it here"
+                f"a {kind} computation cannot run in the XLA runtime: {frontend.NATIVE_CONTEXT} "
+                "runs TensorFlow computations; write it with tff.jax.computation to run it here"
             )
         leaf = hlo.load_leaf(proto.xla.hlo_module.value)
         has_parameter = proto.xla.HasField("parameter")
@@ -244,7 +243,7 @@ class Evaluator:
     def _intrinsic(self, block) -> Callable:
         method = self._INTRINSICS.get(block.uri)
         if method is None:
-            context = _OTHER_CONTEXTS.get(block.uri, _NATIVE)
+            context = _OTHER_CONTEXTS.get(block.uri, frontend.NATIVE_CONTEXT)
             raise UnsupportedIntrinsicError(
                 f"the XLA runtime does not cover {block.uri}; {context} runs it "
                 "(for computations whose leaves are TensorFlow)"

@@ -1,8 +1,8 @@
-"""The few places where the runtime uses JAX below its public API, for jax 0.4.30.
+"""The few places where the runtime uses JAX below its public API, for jax 0.4.30 and 0.12.
 
 Each function is the smallest thing that differs between JAX releases; nothing else in
-`helpers.federated` imports `jax._src`, `jax.lib` or `jaxlib`. Goes when lane A does, or when JAX
-offers "call this StableHLO" in public.
+`helpers.federated` imports `jax._src`, `jax.lib` or `jaxlib`. The branches for 0.4.30 go when lane
+A does, the rest when JAX offers "call this StableHLO" in public.
 """
 
 import dataclasses
@@ -14,17 +14,24 @@ from jax._src.interpreters import mlir
 from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import func, hlo
-from jax.core import Primitive
-from jax.experimental.shard_map import shard_map as _shard_map
+from jax.extend.core import Primitive
+
+_JAX_0_4 = jax.__version_info__ < (0, 5)  # Lane A.
+
+if _JAX_0_4:
+    from jax.experimental import enable_x64
+else:
+    from jax import enable_x64
 
 __all__ = [
     "HloModule",
     "Primitive",
     "call_stablehlo",
+    "enable_x64",
     "hlo_text",
     "read_hlo_module",
     "register_lowering",
-    "shard_map",
+    "serialize_hlo",
 ]
 
 register_lowering = mlir.register_lowering
@@ -36,12 +43,12 @@ class HloModule:
 
     Attributes:
       name: The module's name.
-      stablehlo: The same program as StableHLO text, its entry function called `main`.
+      stablehlo: The same program as StableHLO, text or bytecode, its entry function called `main`.
       results: Shape and dtype of each array that the entry computation returns, in order.
     """
 
     name: str
-    stablehlo: str
+    stablehlo: str | bytes
     results: tuple[jax.ShapeDtypeStruct, ...]
 
 
@@ -49,11 +56,20 @@ def read_hlo_module(serialized: bytes) -> HloModule:
     """Parses a serialized `xla.HloModuleProto` and translates it to StableHLO."""
     computation = xla_client.XlaComputation(serialized)
     shape = computation.program_shape().result_shape()
+    if _JAX_0_4:
+        stablehlo = xla_client._xla.mlir.xla_computation_to_mlir_module(computation)
+    else:
+        stablehlo = xla_client._xla.mlir.hlo_to_stablehlo(serialized)
     return HloModule(
         name=computation.get_hlo_module().name,
-        stablehlo=xla_client._xla.mlir.xla_computation_to_mlir_module(computation),
+        stablehlo=stablehlo,
         results=tuple(_flat_results(shape)),
     )
+
+
+def serialize_hlo(lowered: jax.stages.Lowered) -> bytes:
+    """Returns the program of a lowered function as a serialized `xla.HloModuleProto`."""
+    return lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
 
 
 def hlo_text(serialized: bytes) -> str:
@@ -69,13 +85,13 @@ def _flat_results(shape):
         yield jax.ShapeDtypeStruct(shape.dimensions(), np.dtype(shape.numpy_dtype()))
 
 
-def call_stablehlo(ctx, name: str, stablehlo: str, arguments: Sequence) -> Sequence:
+def call_stablehlo(ctx, name: str, stablehlo: str | bytes, arguments: Sequence) -> Sequence:
     """Merges a StableHLO module into the one being lowered and calls its `main`.
 
     Args:
       ctx: The lowering rule's context.
       name: Wished-for name of the merged function.
-      stablehlo: Text of the module.
+      stablehlo: Text or bytecode of the module.
       arguments: One IR value a parameter.
 
     Returns:
@@ -86,7 +102,7 @@ def call_stablehlo(ctx, name: str, stablehlo: str, arguments: Sequence) -> Seque
     result_types = main.type.results
     function = mlir.merge_mlir_modules(ctx.module_context.module, name, module)
     call = func.CallOp(result_types, ir.FlatSymbolRefAttr.get(function), arguments)
-    # A computation with several results returns them as one tuple in HLO.
+    # A computation with several results returns them as one tuple in HLO; jax 0.4.30 keeps that.
     results = []
     for value in call.results:
         results.extend(_untuple(value))
@@ -94,14 +110,9 @@ def call_stablehlo(ctx, name: str, stablehlo: str, arguments: Sequence) -> Seque
 
 
 def _untuple(value):
-    if not ir.TupleType.isinstance(value.type):
+    if not isinstance(value.type, ir.TupleType):
         return [value]
     parts = []
     for index in range(ir.TupleType(value.type).num_types):
         parts.extend(_untuple(hlo.get_tuple_element(value, index)))
     return parts
-
-
-def shard_map(function, mesh, in_specs, out_specs):
-    """`shard_map` without the replication check, which does not know our primitive."""
-    return _shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_rep=False)

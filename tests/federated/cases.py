@@ -5,8 +5,13 @@ import collections
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from helpers.federated import tff
+from helpers.federated import frontend, tff
+
+of_tensorflow_federated = pytest.mark.skipif(
+    frontend.NAME != "tensorflow-federated", reason="is about TFF's own native stack"
+)
 
 DIM, CLASSES, BATCH = 3, 2, 4
 BATCH_TYPE = collections.OrderedDict(
@@ -146,6 +151,14 @@ def check_everything(got, data, weights, bias):
             assert got[name] == value, name
         else:
             np.testing.assert_allclose(got[name], value, rtol=1e-5, err_msg=name)
+
+
+def tensorflow_leaf():
+    """A computation whose leaf is of TensorFlow, in as far as a runtime without it can tell."""
+    of_jax = tff.framework.serialize_computation(tff.jax.computation(lambda x: x, np.int32))
+    proto = type(of_jax)(type=of_jax.type)
+    proto.tensorflow.SetInParent()
+    return tff.framework.deserialize_computation(proto)
 
 
 def integral_clients(num_clients):

@@ -40,6 +40,9 @@ def compile_events():
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield events
-    from jax._src import monitoring  # The public module cannot remove a listener in this release.
+    if hasattr(jax.monitoring, "unregister_event_duration_listener"):
+        jax.monitoring.unregister_event_duration_listener(listen)
+        return
+    from jax._src import monitoring  # The public module of jax 0.4.30 cannot remove a listener.
 
     monitoring._unregister_event_duration_listener_by_callback(listen)

@@ -9,6 +9,7 @@ import pytest
 
 from helpers import federated
 from helpers.federated import tff
+from helpers.federated.jax_internals import enable_x64
 
 AT_CLIENTS = tff.FederatedType(np.float32, tff.CLIENTS)
 AT_SERVER = tff.FederatedType(np.float32, tff.SERVER)
@@ -178,7 +179,7 @@ def check_default_clients(devices):
 
 def check_64_bits(devices):
     """64-bit numbers, where they are switched on for this thread only."""
-    with on(devices)[1], jax.experimental.enable_x64():
+    with on(devices)[1], enable_x64(True):
         total = tff.federated_computation(
             tff.federated_sum, tff.FederatedType(np.int64, tff.CLIENTS)
         )

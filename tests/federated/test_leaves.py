@@ -4,6 +4,7 @@ import collections
 import typing
 
 import attrs
+import cases
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from helpers import federated
-from helpers.federated import tff
+from helpers.federated import frontend, tff
+from helpers.federated.jax_internals import enable_x64
 
 DTYPES = [
     np.bool_, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32,
@@ -120,7 +122,7 @@ def test_every_shared_dtype_passes_unchanged(dtype, shape):
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.float64, np.complex128])
 def test_64_bit_dtypes_with_x64(dtype):
-    with jax.experimental.enable_x64():
+    with enable_x64(True):
 
         @tff.jax.computation(tff.TensorType(dtype, (2,)))
         def double(x):
@@ -133,12 +135,12 @@ def test_64_bit_dtypes_with_x64(dtype):
 
 
 def test_64_bit_dtypes_are_refused_once_x64_is_off_again(context):
-    with jax.experimental.enable_x64():
+    with enable_x64(True):
         increment = tff.jax.computation(lambda x: x + 1, np.int64)
         assert increment(2**40) == 2**40 + 1
     with pytest.raises(federated.UnsupportedTypeError, match="jax_enable_x64"):
         increment(2**40)
-    with jax.experimental.enable_x64():
+    with enable_x64(True):
         assert increment(2**41) == 2**41 + 1
     assert context.cache_info().compilations == 1
 
@@ -287,17 +289,15 @@ def test_a_leaf_with_a_random_key_as_its_argument_draws_what_jax_draws():
 
 
 def test_a_tensorflow_leaf_names_the_context_that_runs_it():
-    computation = tff.tensorflow.computation(lambda x: x + 1, np.int32)
     with pytest.raises(
         federated.UnsupportedLeafError, match=r"native\.set_sync_local_cpp_execution_context"
     ):
-        computation(1)
+        cases.tensorflow_leaf()(1)
 
 
+@cases.of_tensorflow_federated
 def test_the_contexts_that_messages_name_exist():
-    from helpers.federated import evaluate
-
-    for name in {*evaluate._OTHER_CONTEXTS.values(), evaluate._NATIVE}:
+    for name in (frontend.NATIVE_CONTEXT, frontend.TEST_CONTEXT):
         target = tff
         for part in name.removeprefix("tff.").removesuffix("()").split("."):
             target = getattr(target, part)
@@ -418,8 +418,10 @@ def test_a_result_that_is_a_function_is_refused():
         tff.federated_computation(lambda x: one, np.int32)(1)
 
 
-@pytest.mark.parametrize("kind", ["federated_computation", "tensorflow.computation"])
-def test_hlo_of_what_holds_none_is_refused(kind):
-    make = tff.federated_computation if kind.startswith("fed") else tff.tensorflow.computation
-    with pytest.raises(federated.UnsupportedLeafError, match="holds HLO of its own"):
-        federated.hlo_text(make(lambda x: x, np.int32))
+@pytest.mark.parametrize(("computation", "kind"), [
+    (tff.federated_computation(lambda x: x, np.int32), "lambda"),
+    (cases.tensorflow_leaf(), "tensorflow"),
+])  # fmt: skip
+def test_hlo_of_what_holds_none_is_refused(computation, kind):
+    with pytest.raises(federated.UnsupportedLeafError, match=f"HLO of its own.* kind {kind}"):
+        federated.hlo_text(computation)

@@ -109,7 +109,7 @@ def test_device_values_compile_nothing_after_the_first_call(context, compile_eve
 
 
 def test_a_failed_call_leaves_no_program_behind(context):
-    broken = tff.tensorflow.computation(lambda x: x, np.int32)
+    broken = cases.tensorflow_leaf()
     for _ in range(2):
         with pytest.raises(federated.UnsupportedLeafError):
             broken(1)

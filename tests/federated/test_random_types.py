@@ -82,9 +82,8 @@ def added(values, type_spec):
             added([value[key] for value in values], field) for key, (_, field) in zip(keys, fields)
         ]
         return sums if all(name is None for name, _ in fields) else dict(zip(keys, sums))
-    return np.sum([np.asarray(value).astype(np.complex64) for value in values], axis=0).astype(
-        np.complex64 if type_spec.dtype.kind == "c" else np.float32
-    )
+    total = np.sum([np.asarray(value).astype(np.complex64) for value in values], axis=0)
+    return total if type_spec.dtype.kind == "c" else total.real
 
 
 SIZES = st.lists(st.integers(0, 3), min_size=1, max_size=10)
