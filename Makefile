@@ -1,13 +1,14 @@
 # make help lists the targets. Settings: LANE, PYTHON, NOTEBOOK, PARAMS, UPGRADE, PYTEST_ARGS.
 LANE ?= tff
-ifeq ($(LANE),current)
-  $(error LANE=current (current Python and JAX) is not there yet; LANE=tff is)
-else ifneq ($(LANE),tff)
-  $(error unknown LANE=$(LANE); LANE=tff (Python 3.11, TensorFlow Federated) is what there is)
+ifeq ($(LANE),tff)
+  BIN := .venv/bin
+else ifeq ($(LANE),current)
+  BIN := .venv-current/bin
+else
+  $(error unknown LANE=$(LANE); there are tff (Python 3.11, TensorFlow Federated) and current (current Python and JAX))
 endif
 
 SHELL := /bin/bash
-BIN := .venv/bin
 # Runs a command, then ends with an error if a process that it started is left.
 WATCH := $(BIN)/python -m helpers.processes
 NOTEBOOKS := $(BIN)/python -m helpers.notebooks
@@ -15,17 +16,18 @@ NBVAL := --nbval-current-env --nbval-sanitize-with notebooks/nbval_sanitize.cfg 
 # The notebooks whose stored outputs are those of 8 devices; cells tagged nbval-check-output print the
 # same on any number of them.
 SPMD_NOTEBOOKS := $(filter-out notebooks/01_%,$(wildcard notebooks/*.ipynb))
-export PYTHON UPGRADE PARAMS
+export LANE PYTHON UPGRADE PARAMS
 
-.PHONY: help venv run test lab outputs bench lock html lint clean
+.PHONY: help venv run test test-all lab outputs bench lock html lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
 	@echo '  settings: NOTEBOOK=notebooks/01_….ipynb (run, outputs, html)  PARAMS="scale=full" (run)'
+	@echo '            LANE=current (all but lock): current Python and JAX in .venv-current; LANE=tff is the default'
 	@echo '            PYTHON=/path/to/python3.11 (venv)  UPGRADE=1 (lock)  PYTEST_ARGS="-k …" (test)'
 
-venv: ## build .venv from requirements.txt if it is missing or stale (the others do it by themselves)
+venv: ## build the lane's environment from its lock if it is missing or stale (the others do it by themselves)
 	@bash .ci/venv
 
 run: venv ## execute the notebooks at demo scale and write HTML to build/run
@@ -41,6 +43,10 @@ test: venv ## lint, the tests, then every notebook against its stored outputs, o
 	    $(WATCH) $(BIN)/python -m pytest $(SPMD_NOTEBOOKS) --nbval-lax $(NBVAL) $(PYTEST_ARGS); \
 	done
 
+test-all: ## the same in both lanes, one after the other
+	@$(MAKE) test LANE=tff
+	@$(MAKE) test LANE=current
+
 lab: venv ## open JupyterLab on the notebooks
 	@$(BIN)/jupyter lab --notebook-dir=notebooks
 
@@ -50,7 +56,7 @@ outputs: venv ## execute the notebooks at demo scale and store their outputs in 
 bench: venv ## run every benchmark; each prints a table
 	@set -e; for file in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(WATCH) $(BIN)/python $$file; done
 
-lock: ## compile requirements.in into requirements.txt; keeps its pins unless UPGRADE=1
+lock: ## compile the locks of both lanes; keeps their pins unless UPGRADE=1
 	@bash .ci/lock
 
 html: venv ## write the notebooks with their stored outputs as HTML to build/html
@@ -59,5 +65,5 @@ html: venv ## write the notebooks with their stored outputs as HTML to build/htm
 lint: venv ## ruff: findings and formatting
 	@$(BIN)/ruff check && $(BIN)/ruff format --check
 
-clean: ## remove what the targets wrote, but not .venv
+clean: ## remove what the targets wrote, but not .venv and .venv-current
 	@rm -rf build *.egg-info .pytest_cache .ruff_cache .hypothesis .ipynb_checkpoints notebooks/.ipynb_checkpoints

@@ -18,11 +18,19 @@ from helpers.environment import UnfitEnvironmentError, check_environment, descri
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD_VERSIONS = {"tensorflow-federated": "0.87.0", "jax": "0.4.30", "jaxlib": "0.4.30"}
+CURRENT_VERSIONS = {
+    "jax": "0.12.0.1",
+    "jaxlib": "0.12.0.1",
+    "tfp-nightly": "0.26.0.dev20261027",
+    "federated-language": "0.5.4",
+}
+LOCKS = {"tff": "requirements.txt", "current": "requirements-current.txt"}
+INPUTS = ["requirements.in", "overrides.txt", "requirements-current.in"]
 
 
 @pytest.fixture
 def installed(monkeypatch, tmp_path):
-    """A fit environment, made up: change its members to make it unfit."""
+    """A fit environment of lane A, made up: change its members to make it unfit."""
     fake = SimpleNamespace(versions=dict(GOOD_VERSIONS), tff_folder=tmp_path / "tff")
     front_end = fake.tff_folder / "python" / "core" / "environments" / "jax_frontend"
     front_end.mkdir(parents=True)
@@ -43,6 +51,14 @@ def installed(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(environment.sys, "version_info", (3, 11, 7, "final", 0))
     return fake
+
+
+@pytest.fixture
+def current(installed, monkeypatch):
+    """A fit environment of lane B, made up."""
+    installed.versions = dict(CURRENT_VERSIONS)
+    monkeypatch.setattr(environment.sys, "version_info", (3, 13, 0, "final", 0))
+    return installed
 
 
 def unfit_message():
@@ -73,10 +89,52 @@ def test_tensorflow_is_silenced_unless_the_user_says_otherwise(installed, monkey
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == kept
 
 
-@pytest.mark.parametrize("version", [(3, 10), (3, 12), (3, 13)])
-def test_another_python_is_unfit(installed, monkeypatch, version):
+@pytest.mark.parametrize("version", [(3, 9), (3, 10)])
+def test_an_older_python_is_unfit(installed, monkeypatch, version):
     monkeypatch.setattr(environment.sys, "version_info", (*version, 0, "final", 0))
-    assert re.search(rf"found Python 3\.{version[1]}\b.*needs Python 3\.11", unfit_message())
+    assert re.search(
+        rf"found Python 3\.{version[1]}; use Python 3\.11 .* or 3\.12", unfit_message()
+    )
+
+
+@pytest.mark.parametrize("version", [(3, 12), (3, 13), (3, 14)])
+def test_current_packages_are_fit_for_a_current_python(current, monkeypatch, version):
+    monkeypatch.setattr(environment.sys, "version_info", (*version, 0, "final", 0))
+    check_environment()
+    assert environment.lane() == "current"
+
+
+@pytest.mark.parametrize("package", CURRENT_VERSIONS)
+def test_missing_package_of_lane_b_is_unfit(current, package):
+    del current.versions[package]
+    assert re.search(rf"found no {package}; {package} 0\S+ or later is needed", unfit_message())
+
+
+@pytest.mark.parametrize(
+    ("package", "version"),
+    [("jax", "0.7.2"), ("jaxlib", "0.4.30"), ("tfp-nightly", "0.25.0.dev20240401")],
+)
+def test_package_that_is_too_old_for_lane_b_is_unfit(current, package, version):
+    current.versions[package] = version
+    assert f"found {package} {version}; {package} 0" in unfit_message()
+
+
+def test_stable_tfp_beside_the_nightly_is_unfit(current):
+    current.versions["tensorflow-probability"] = "0.25.0"
+    message = unfit_message()
+    assert "found tensorflow-probability 0.25.0, which breaks on current JAX" in message
+    assert "pip uninstall -y tensorflow-probability tfp-nightly" in message
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.33.0"])
+def test_the_tff_that_pip_falls_back_to_is_unfit(current, version):
+    current.versions["tensorflow-federated"] = version
+    assert f"found tensorflow-federated {version}, which has no JAX" in unfit_message()
+
+
+def test_a_flag_that_current_jaxlib_knows_is_fit(current, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
+    check_environment()
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.33.0", "0.88.0"])
@@ -107,11 +165,9 @@ def test_tff_with_metadata_but_no_files_is_unfit(installed, monkeypatch):
     assert "without its JAX front end" in unfit_message()
 
 
-@pytest.mark.parametrize("fault", ["python", "version", "missing", "front end"])
-def test_message_is_one_line_with_the_command_that_fixes_it(installed, monkeypatch, fault):
-    if fault == "python":
-        monkeypatch.setattr(environment.sys, "version_info", (3, 13, 0, "final", 0))
-    elif fault == "version":
+@pytest.mark.parametrize("fault", ["version", "missing", "front end"])
+def test_message_is_one_line_with_the_command_that_fixes_it(installed, fault):
+    if fault == "version":
         installed.versions["jax"] = "0.12.0"
     elif fault == "missing":
         installed.versions.clear()
@@ -120,6 +176,14 @@ def test_message_is_one_line_with_the_command_that_fixes_it(installed, monkeypat
     message = unfit_message()
     assert "\n" not in message
     assert 'run "make lab", or "pip install --no-deps -r requirements.txt"' in message
+
+
+@pytest.mark.parametrize("fault", [*CURRENT_VERSIONS, "tensorflow-probability"])
+def test_message_of_lane_b_is_one_line_with_the_command_that_fixes_it(current, fault):
+    current.versions[fault] = "0.1"
+    message = unfit_message()
+    assert "\n" not in message
+    assert "pip install -r requirements-current.txt" in message
 
 
 def test_ipython_shows_the_message_alone():
@@ -153,6 +217,13 @@ def test_description_lists_versions_and_what_is_missing(installed):
     assert lines["tensorflow"] == "missing"
 
 
+def test_description_of_lane_b_lists_its_packages(current):
+    lines = dict(line.split() for line in describe_environment().splitlines())
+    assert lines["lane"] == "current"
+    assert lines["federated-language"] == "0.5.4"
+    assert "tensorflow" not in lines
+
+
 # --- the lock
 
 
@@ -162,53 +233,66 @@ def read_requirements(name):
     return [Requirement(line) for line in stripped if line]
 
 
-@pytest.fixture(scope="module")
-def lock():
-    text = (ROOT / "requirements.txt").read_text()
-    return dict(re.findall(r"^([a-z0-9._-]+)==(\S+) \\$", text, flags=re.MULTILINE))
+def read_lock(name):
+    text = (ROOT / name).read_text()
+    return dict(re.findall(r"^([a-z0-9._-]+)==([^ ;]+)(?: ; .*)? \\$", text, flags=re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", ["requirements.in", "overrides.txt"])
-def test_lock_satisfies(name, lock):
+@pytest.mark.parametrize(
+    ("name", "lane"),
+    [("requirements.in", "tff"), ("overrides.txt", "tff"), ("requirements-current.in", "current")],
+)
+def test_lock_satisfies(name, lane):
+    lock = read_lock(LOCKS[lane])
     unmet = [
         str(requirement)
         for requirement in read_requirements(name)
-        if not requirement.specifier.contains(lock.get(requirement.name, "0"))
+        if not requirement.specifier.contains(lock.get(requirement.name, "0"), prereleases=True)
     ]
     assert unmet == []
 
 
-def test_every_direct_dependency_has_a_reason():
-    lines = (ROOT / "requirements.in").read_text().splitlines()
+@pytest.mark.parametrize("name", ["requirements.in", "requirements-current.in"])
+def test_every_direct_dependency_has_a_reason(name):
+    lines = (ROOT / name).read_text().splitlines()
     without = [line for line in lines if line and not re.search(r"#\s*\S", line)]
     assert without == []
 
 
-def test_lock_has_a_hash_for_every_package(lock):
-    text = (ROOT / "requirements.txt").read_text()
-    entries = re.findall(r"^\S+==\S+ \\\n    --hash=sha256:", text, flags=re.MULTILINE)
-    assert len(entries) == len(lock) == len(re.findall(r"^[^\s#]", text, flags=re.MULTILINE))
+@pytest.mark.parametrize("name", LOCKS.values())
+def test_lock_has_a_hash_for_every_package(name):
+    text = (ROOT / name).read_text()
+    entries = re.findall(r"^\S+==\S+ (?:; .* )?\\\n    --hash=sha256:", text, flags=re.MULTILINE)
+    packages = re.findall(r"^[^\s#]", text, flags=re.MULTILINE)
+    assert len(entries) == len(read_lock(name)) == len(packages) > 50
 
 
-def test_lock_says_how_it_is_made_and_installed():
+def test_locks_say_how_they_are_made_and_installed():
     header = (ROOT / "requirements.txt").read_text().split("\n\n")[0]
     assert "make lock" in header
     assert "Linux x86_64" in header
     assert "pip install --no-deps -r requirements.txt" in header
+    header = (ROOT / "requirements-current.txt").read_text().split("\n\n")[0]
+    assert "make lock" in header
+    assert "pip install -r requirements-current.txt" in header
 
 
-@pytest.mark.parametrize(
-    "name", ["requirements.in", "overrides.txt", "requirements.txt", "environment.yml"]
-)
+@pytest.mark.parametrize("name", [*INPUTS, *LOCKS.values(), "environment.yml"])
 def test_no_package_index_is_named(name):
     text = (ROOT / name).read_text()
     assert re.findall(r"\S*://\S*|--(?:extra-)?index-url|--find-links", text) == []
 
 
-def test_check_wants_the_versions_of_the_lock(lock):
+def test_check_wants_the_versions_of_the_lock():
+    lock = read_lock(LOCKS["tff"])
     assert {name: lock[name] for name in environment.REQUIRED_VERSIONS} == (
         environment.REQUIRED_VERSIONS
     )
+
+
+def test_lock_of_lane_b_passes_the_check(current):
+    current.versions = read_lock(LOCKS["current"])
+    check_environment()
 
 
 # --- conda
@@ -244,7 +328,8 @@ def checkout(tmp_path):
     root = tmp_path / "checkout"
     (root / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "venv", root / ".ci")
-    (root / "requirements.txt").write_text("setuptools==1 \\\n    --hash=sha256:0\n")
+    for name in LOCKS.values():
+        (root / name).write_text("setuptools==1 \\\n    --hash=sha256:0\n")
     (root / "pyproject.toml").write_text("")
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -328,6 +413,46 @@ def test_another_system_is_refused(checkout):
 def test_another_c_library_is_refused(checkout, script, shown):
     put_command(checkout.commands, "getconf", script)
     assert_refused(build(checkout), f"this system has {shown}")
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
+def test_lane_b_is_built_beside_lane_a_by_plain_pip(checkout, version):
+    put_python(checkout, "python3", version)
+    put_command(checkout.commands, "uname", "echo Darwin")
+    assert build(checkout, LANE="current").returncode == 0
+    assert (checkout.root / ".venv-current" / "stamp").exists()
+    assert not (checkout.root / ".venv").exists()
+    lock, package = pip_calls(checkout)
+    assert lock.endswith("--require-hashes -r requirements-current.txt")
+    assert "--no-deps" not in lock
+    assert package.endswith("--editable .")
+
+
+def test_no_current_python_is_refused_with_what_was_found(checkout):
+    put_python(checkout, "python3", "3.11")
+    found = r"python3\.13: none, python3\.12: none, python3: Python 3\.11\.0, python: none"
+    message = rf"no Python 3\.12 or later found \({found}.*make PYTHON="
+    assert_refused(build(checkout, LANE="current"), message)
+
+
+def test_python_of_pyenv_is_found_behind_its_shims(checkout):
+    put_python(checkout, "python3", "3.11")
+    folder = checkout.root / "3.13.1" / "bin"
+    folder.mkdir(parents=True)
+    put_command(
+        folder, "python", FAKE_PYTHON.replace("VERSION", "3.13").replace("FAILING", "nothing")
+    )
+    put_command(
+        checkout.commands,
+        "pyenv",
+        f"[[ $1 == versions ]] && printf '%s\\n' 3.11.7 3.13.1 || echo {checkout.root}/$2",
+    )
+    assert build(checkout, LANE="current").returncode == 0
+    assert (checkout.root / ".venv-current" / "stamp").exists()
+
+
+def test_unknown_lane_is_refused(checkout):
+    assert_refused(build(checkout, LANE="curent"), "unknown LANE=curent; there are tff and current")
 
 
 def test_lock_is_installed_with_hashes_and_without_dependencies(checkout):
