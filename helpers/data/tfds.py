@@ -20,7 +20,10 @@ from helpers.data.errors import DataError
 
 
 def load_arrays(
-    name: str, folder: Path, splits: Sequence[str], features: tuple[str, ...]
+    name: str,
+    folder: Path,
+    splits: Sequence[str],
+    features: tuple[str, ...],
 ) -> dict[str, tuple[np.ndarray, ...]]:
     """Loads splits of a data set as arrays, downloading it first if it is not there.
 
@@ -31,21 +34,59 @@ def load_arrays(
       features: Names of the features.
 
     Returns:
-      For each split, one array a feature `[num_examples, ...]`.
+      For each split, one array a feature `[num_examples, ...]`. Sequences of different lengths are
+      filled up with -1.
 
     Raises:
       DataError: The data set is not on disk and cannot be downloaded or stored, or what is on disk
         is damaged.
     """
-    # Outside Google's own machines the look at its storage only costs a time-out.
-    os.environ.setdefault("NO_GCE_CHECK", "true")
-    import tensorflow_datasets as tfds
-
+    tfds = _import_tfds()
     version = _newest_version(folder / name)
     if version is None:
         _prepare(tfds, name, folder)
         version = _newest_version(folder / name)
     return _read(tfds, version, splits, features)
+
+
+def load_class_names(name: str, folder: Path, feature: str) -> tuple[str, ...]:
+    """Loads what the integers of a feature stand for, from a data set that is on disk.
+
+    Args:
+      name: Name of the data set in TFDS.
+      folder: Where TFDS data sets are kept.
+      feature: Name of a feature that is a class, or a sequence of classes.
+
+    Returns:
+      A name an integer, from 0.
+
+    Raises:
+      DataError: What is on disk is damaged, or there is none.
+    """
+    tfds = _import_tfds()
+    version = _newest_version(folder / name)
+    if version is None:
+        raise DataError(f"{name} is not in {folder}; load its arrays first, which downloads it")
+    with _damage_told(version):
+        found = tfds.builder_from_directory(version).info.features[feature]
+        return tuple(getattr(found, "feature", found).names)
+
+
+def _import_tfds():
+    # Outside Google's own machines the look at its storage only costs a time-out.
+    os.environ.setdefault("NO_GCE_CHECK", "true")
+    try:
+        import tensorflow
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise DataError(
+            f"source='tfds' needs TensorFlow Datasets, and {error.name} is not installed: run "
+            "\"pip install tensorflow tensorflow-datasets\", or use source='archive' or "
+            "source='bundled'"
+        ) from error
+    del tensorflow  # TFDS imports it when it first reads, where an error would say less.
+
+    return tfds
 
 
 def _newest_version(folder: Path) -> Path | None:
@@ -63,24 +104,43 @@ def _newest_version(folder: Path) -> Path | None:
 
 
 def _read(
-    tfds, version: Path, splits: Sequence[str], features: tuple[str, ...]
+    tfds,
+    version: Path,
+    splits: Sequence[str],
+    features: tuple[str, ...],
 ) -> dict[str, tuple[np.ndarray, ...]]:
     """Reads a version from its folder; TFDS checks each record, and their number."""
     import tensorflow as tf
-    from google.protobuf import json_format
 
     arrays = {}
-    try:
+    with _damage_told(version):
         builder = tfds.builder_from_directory(version)
+        decoders = tfds.decode.PartialDecoding(dict.fromkeys(features, True))
         for split in splits:
-            examples = tfds.as_numpy(builder.as_dataset(split=split, batch_size=-1))
-            arrays[split] = tuple(np.asarray(examples[feature]) for feature in features)
+            examples = builder.as_dataset(split=split, decoders=decoders)
+            # TFDS' own batches are padded with zeros, and 0 is a class like any other.
+            batch = examples.ragged_batch(builder.info.splits[split].num_examples)
+            columns = batch.get_single_element()
+            arrays[split] = tuple(
+                (column.to_tensor(-1) if isinstance(column, tf.RaggedTensor) else column).numpy()
+                for column in (columns[feature] for feature in features)
+            )
+    return arrays
+
+
+@contextlib.contextmanager
+def _damage_told(version: Path):
+    """Tells of a data set on disk that cannot be read."""
+    import tensorflow as tf
+    from google.protobuf import json_format
+
+    try:
+        yield
     except (tf.errors.OpError, json_format.ParseError, OSError, ValueError) as error:
         raise DataError(
             f"{version} cannot be read ({_first_line(error)}); if it is damaged, delete that "
             "folder and load again"
         ) from error
-    return arrays
 
 
 def _prepare(tfds, name: str, folder: Path) -> None:
@@ -136,8 +196,9 @@ def _advice(name: str, folder: Path, error: Exception) -> str:
         return f"something is in the way of {name} in {folder}: delete or move it ({text})"
     if any("CERTIFICATE" in str(reason) for reason in reasons):
         return (
-            f"{name} was not downloaded: its host's certificate is not valid ({text}); wait for "
-            "the host, or fetch the files by another way and use source='archive'"
+            f"{name} was not downloaded: its host's certificate is not valid ({text}). It stays "
+            "checked. Wait for the host, or get the official files from elsewhere or with a "
+            "browser and use source='archive'; source='bundled' needs none"
         )
     return (
         f"{name} could not be downloaded ({text}); without a network use source='bundled', or copy "

@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import gzip
+import importlib.util
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -88,9 +90,15 @@ def downloads_are(folder):
         yield
 
 
+needs_tfds = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_datasets") is None, reason="lane B has no TFDS"
+)
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """A folder of TFDS data sets with MNIST in it; read it, do not change it."""
+    pytest.importorskip("tensorflow_datasets", reason="lane B has no TFDS")
     folder = tmp_path_factory.mktemp("prepared")
     with downloads_are(tmp_path_factory.mktemp("served")):
         data.load_mnist("tfds", data_dir=folder)
@@ -309,6 +317,7 @@ def test_preparing_by_tfds_leaves_the_data_set_only(prepared):
     ]  # fmt: skip
 
 
+@needs_tfds
 def test_preparing_by_tfds_shows_progress_and_prints_nothing(tmp_path, capsys):
     (tmp_path / "served").mkdir()
     with downloads_are(tmp_path / "served"):
@@ -345,6 +354,7 @@ def test_what_a_killed_tfds_left_is_not_taken_for_data(prepared, tmp_path, no_ne
         data.load_mnist("tfds", data_dir=tmp_path)
 
 
+@needs_tfds
 def test_what_a_killed_tfds_left_does_not_stop_the_next_download(tmp_path):
     left, served = tmp_path / "tfds" / "mnist" / "incomplete.ABCDEF_3.0.1", tmp_path / "served"
     left.mkdir(parents=True)
@@ -380,18 +390,21 @@ def test_a_download_that_another_process_has_made_meanwhile_is_used(prepared, tm
     assert tree(tmp_path / "tfds") == tree(prepared)
 
 
+@needs_tfds
 def test_a_file_where_the_folder_should_be_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(data.DataError, match="something is in the way"):
         data.load_mnist("tfds", data_dir=tmp_path / "file")
 
 
+@needs_tfds
 def test_no_network_is_told_and_leaves_nothing_half_done(tmp_path, no_network):
     with pytest.raises(data.DataError, match=r"could not be downloaded.*source='bundled'"):
         data.load_mnist("tfds", data_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_tfds
 @pytest.mark.parametrize(("error", "message"), [
     (OSError(errno.ENOSPC, "No space left on device"), "no room"),
     (OSError("Not enough disk space. Needed: 11 MiB"), "no room"),
@@ -426,3 +439,12 @@ def test_importing_the_loader_imports_neither_tensorflow_nor_jax():
 
 def test_the_default_folder_is_the_repositorys():
     assert (mnist.DATA_DIR.parent / "pyproject.toml").is_file()
+
+
+@pytest.mark.parametrize("missing", ["tensorflow", "tensorflow_datasets"])
+def test_missing_tfds_is_told_with_what_to_do(tmp_path, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    if missing == "tensorflow_datasets":
+        monkeypatch.setitem(sys.modules, "tensorflow", object())
+    with pytest.raises(data.DataError, match=f"{missing} is not installed.*source='archive'"):
+        data.load_mnist("tfds", data_dir=tmp_path)
