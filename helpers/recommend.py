@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 Array = jax.Array
 
-_BLOCK_BYTES = 64 << 20  # Of logits at a time.
+_BLOCK_BYTES = 256 << 20  # Of logits a call: how often the progress bar moves.
 
 
 class Draws(NamedTuple):
@@ -324,19 +324,25 @@ def _rank_user(users, user_bias, movies, movie_bias, seen, k):
 
 
 def _logits(users, user_bias, movies, movie_bias):
-    logits = jnp.einsum("suk,smk->sum", users, movies, precision="float32")
-    return logits + user_bias[:, :, None] + movie_bias[:, None, :]
+    logits = jnp.dot(users, movies.T, precision="float32")
+    return logits + user_bias[:, None] + movie_bias
 
 
+# Draw after draw: XLA runs a batch of matrix products slowly on CPUs.
 @jax.jit
 def _first_of_block(users, user_bias, movies, movie_bias, seen):
-    logits = _logits(users, user_bias, movies, movie_bias)
-    return jnp.where(seen, -jnp.inf, logits).argmax(-1)
+    return lax.map(
+        lambda draw: jnp.where(seen, -jnp.inf, _logits(*draw)).argmax(-1),
+        (users, user_bias, movies, movie_bias),
+    )
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _add_probabilities(total, *block):
-    return total + jax.nn.sigmoid(_logits(*block)).sum(0)
+    def add(total, draw):
+        return total + jax.nn.sigmoid(_logits(*draw)), None
+
+    return lax.scan(add, total, block)[0]
 
 
 def _blocks(draws: Draws, progress: bool):
