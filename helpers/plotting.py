@@ -210,6 +210,32 @@ def plot_histogram(
     return _finish(ax, xlabel, "density")
 
 
+def plot_bars(ax: Axes | None, names: Sequence[str], values: np.ndarray, *, xlabel: str) -> Axes:
+    """Draws a horizontal bar for each named value, the first on top.
+
+    Args:
+      ax: Axes to draw on, or None for a new figure's.
+      names: What each bar is.
+      values: Its length, `[num_bars]`.
+      xlabel: What the values are.
+
+    Returns:
+      The axes.
+
+    Raises:
+      ValueError: There is not a name for each value.
+    """
+    ax = _axes(ax)
+    values = np.asarray(values)
+    if values.shape != (len(names),):
+        raise ValueError(f"values of shape {values.shape} need as many names, given {len(names)}")
+    rows = np.arange(len(names))
+    ax.barh(rows, values, color=_colors(1)[0], edgecolor="black", linewidth=0.5)
+    ax.set_yticks(rows, names, fontsize="small")
+    ax.invert_yaxis()
+    return _finish(ax, xlabel, "")
+
+
 def plot_reliability(
     ax: Axes | None, confidences: np.ndarray, correct: np.ndarray, *, num_bins: int = 10
 ) -> Axes:

@@ -97,6 +97,18 @@ def test_histogram_is_a_density(ax, rng):
     assert (data.values * np.diff(data.edges)).sum() == pytest.approx(1)
 
 
+def test_bars_are_as_long_as_the_values_and_start_on_top(ax):
+    plotting.plot_bars(ax, ["a", "b"], np.array([3, 1]), xlabel="times")
+    assert [bar.get_width() for bar in ax.patches] == [3, 1]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b"]
+    assert ax.yaxis_inverted()
+
+
+def test_a_bar_without_a_name_is_refused(ax):
+    with pytest.raises(ValueError, match="need as many names, given 1"):
+        plotting.plot_bars(ax, ["a"], np.array([3, 1]), xlabel="times")
+
+
 def test_reliability_by_bin_equals_hand_counts(ax):
     confidences = np.array([0.62, 0.64, 0.93, 0.95, 1.0])
     correct = np.array([True, False, True, True, False])
