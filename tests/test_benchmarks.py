@@ -84,3 +84,28 @@ def test_child_that_fails_says_why(report, tmp_path):
     script.write_text("raise SystemExit('no such model')")
     with pytest.raises(report.ChildError, match="no such model"):
         report.run_child(str(script), [], timeout=60)
+
+
+@pytest.mark.parametrize("name", ["batched", "autodiff", "plain"])
+def test_matrix_factorization_references_have_our_gradient(name):
+    import bench_matrix_factorization as bench
+    import jax
+
+    arguments = bench.make_data(30, 20, 3, num_chains=2)[:2]
+    value, gradient = jax.jit(bench.ours)(*arguments)
+    their_value, their_gradient = jax.jit(getattr(bench, name))(*arguments)
+    for part, theirs in zip(gradient, their_gradient):
+        np.testing.assert_allclose(part, theirs, rtol=1e-4, atol=1e-4)
+    # `plain` leaves out constants, which differ between chains by nothing.
+    np.testing.assert_allclose(np.diff(value), np.diff(their_value), rtol=1e-3, atol=1e-3)
+
+
+def test_python_loop_gives_our_recommendations():
+    import bench_recommend as bench
+
+    from helpers import recommend
+
+    draws, watched = bench.make_draws(40, 15, 30, 4)
+    ours = recommend.recommend(draws, 3, watched[3], k=5)
+    for loop in (bench.jax_loop, bench.numpy_loop):
+        np.testing.assert_array_equal(loop(draws, 3, watched[3], 5), ours.counts)
