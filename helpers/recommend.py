@@ -74,7 +74,8 @@ def recommend(draws: Draws, user: int, seen: np.ndarray, k: int = 10) -> Recomme
     """Ranks a user's unseen movies in every draw, in one program.
 
     Args:
-      draws: Of the posterior.
+      draws: Of the posterior. Current JAX copies host arrays at each call; for many users, `Draws(*
+        jax.device_put(tuple(draws)))` does it once.
       user: The user's number.
       seen: What not to recommend, bool or 0 and 1, `[num_movies]`.
       k: How many movies each draw recommends. Of equal logits the lower number goes first.
@@ -89,7 +90,7 @@ def recommend(draws: Draws, user: int, seen: np.ndarray, k: int = 10) -> Recomme
     if not 0 <= user < num_users:
         raise ValueError(f"user must be from 0 to {num_users - 1}, given {user}")
     seen = _check_seen(seen, (num_movies,), k)
-    counts, first, probabilities = _rank_user(
+    counts, best, probabilities = _rank_user(
         draws.users[:, :, user],
         draws.user_bias[:, :, user],
         draws.movies,
@@ -99,7 +100,7 @@ def recommend(draws: Draws, user: int, seen: np.ndarray, k: int = 10) -> Recomme
     )
     return Recommendations(
         np.asarray(counts, np.int64),
-        np.asarray(first),
+        np.asarray(best)[:, 0].reshape(draws.users.shape[:2]),
         np.asarray(probabilities),
         draws.num_draws,
         k,
@@ -314,13 +315,14 @@ def evaluate(
 
 @functools.partial(jax.jit, static_argnames="k")
 def _rank_user(users, user_bias, movies, movie_bias, seen, k):
-    logits = jnp.einsum("sck,scmk->scm", users, movies, precision="float32")
-    logits = logits + user_bias[..., None] + movie_bias
-    probabilities = jax.nn.sigmoid(logits).mean((0, 1))
-    # top_k puts the lower index first among equals.
-    _, best = lax.top_k(jnp.where(seen, -jnp.inf, logits), k)
-    counts = jnp.zeros(seen.shape, jnp.int32).at[best.reshape(-1)].add(1)
-    return counts, best[..., 0], probabilities
+    # A product and a sum, fused: XLA runs a batch of matrix products slowly on CPUs.
+    logits = (users[..., None, :] * movies).sum(-1) + user_bias[..., None] + movie_bias
+    flat = logits.reshape(-1, len(seen))
+    # top_k puts the lower index first among equals. XLA sorts all movies instead if its result is
+    # sliced in the same program, or has more than two axes.
+    _, best = lax.top_k(jnp.where(seen, -jnp.inf, flat), k)
+    counts = jnp.zeros(seen.shape, jnp.int32).at[best].add(1)
+    return counts, best, jax.nn.sigmoid(flat).mean(0)
 
 
 def _logits(users, user_bias, movies, movie_bias):
@@ -328,11 +330,18 @@ def _logits(users, user_bias, movies, movie_bias):
     return logits + user_bias[:, None] + movie_bias
 
 
+def _first(scores):
+    # Two reductions that XLA vectorizes on CPUs, as it does not with argmax.
+    best = scores == scores.max(-1, keepdims=True)
+    numbers = lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+    return jnp.where(best, numbers, scores.shape[-1]).min(-1)
+
+
 # Draw after draw: XLA runs a batch of matrix products slowly on CPUs.
 @jax.jit
 def _first_of_block(users, user_bias, movies, movie_bias, seen):
     return lax.map(
-        lambda draw: jnp.where(seen, -jnp.inf, _logits(*draw)).argmax(-1),
+        lambda draw: _first(jnp.where(seen, -jnp.inf, _logits(*draw))),
         (users, user_bias, movies, movie_bias),
     )
 

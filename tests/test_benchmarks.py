@@ -109,3 +109,7 @@ def test_python_loop_gives_our_recommendations():
     ours = recommend.recommend(draws, 3, watched[3], k=5)
     for loop in (bench.jax_loop, bench.numpy_loop):
         np.testing.assert_array_equal(loop(draws, 3, watched[3], 5), ours.counts)
+    counts, first, probabilities = bench.full_loop(draws, 3, watched[3], 5)
+    np.testing.assert_array_equal(counts, ours.counts)
+    np.testing.assert_array_equal(first, ours.first.reshape(-1))
+    np.testing.assert_allclose(probabilities, ours.probabilities, rtol=1e-5)
