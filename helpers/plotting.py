@@ -339,7 +339,7 @@ def plot_device_layout(ax: Axes | None, array: "jax.Array") -> Axes:
 
     Returns:
       The axes: rows are the first axis of the array, columns the second. A block that several
-      devices hold names them all.
+      devices hold names them all; it is pale, and grey if all hold it.
     """
     ax = _axes(ax)
     holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
@@ -351,12 +351,13 @@ def plot_device_layout(ax: Axes | None, array: "jax.Array") -> Axes:
     for ((top, bottom), (left, right)), ids in holders.items():
         ids = sorted(set(ids))
         first = devices.index(ids[0])
+        shared_by_all = len(ids) == len(devices) > 1
         ax.add_patch(
             Rectangle(
                 (left, top),
                 right - left,
                 bottom - top,
-                facecolor=(*colors[ids[0]], 0.45) if len(ids) == 1 else "0.9",
+                facecolor="0.9" if shared_by_all else (*colors[ids[0]], 0.45 / len(ids)),
                 edgecolor="black",
                 hatch=_HATCHES[first % len(_HATCHES)] if len(ids) == 1 else None,
             )
@@ -364,7 +365,7 @@ def plot_device_layout(ax: Axes | None, array: "jax.Array") -> Axes:
         ax.text(
             (left + right) / 2,
             (top + bottom) / 2,
-            "all devices" if len(ids) == len(devices) > 1 else ", ".join(map(str, ids)),
+            "all devices" if shared_by_all else ", ".join(map(str, ids)),
             ha="center",
             va="center",
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
@@ -380,7 +381,7 @@ def plot_device_layout(ax: Axes | None, array: "jax.Array") -> Axes:
         ax.set_xticks([])
     if array.ndim < 1:
         ax.set_yticks([])
-    ax.set_title(f"shape {array.shape}, the devices that hold each block", fontsize="medium")
+    ax.set_title(f"shape {array.shape}, by holding device", fontsize="medium")
     return ax
 
 
