@@ -18,7 +18,7 @@ NBVAL := --nbval-current-env --nbval-sanitize-with notebooks/nbval_sanitize.cfg 
 SPMD_NOTEBOOKS := $(filter-out notebooks/01_%,$(wildcard notebooks/*.ipynb))
 export LANE PYTHON UPGRADE PARAMS
 
-.PHONY: help venv run test test-all lab outputs bench lock html lint clean
+.PHONY: help venv run test test-all lab outputs badges bench lock html lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -52,6 +52,9 @@ lab: venv ## open JupyterLab on the notebooks
 
 outputs: venv ## execute the notebooks at demo scale and store their outputs in place
 	@$(WATCH) $(NOTEBOOKS) outputs $(NOTEBOOK)
+
+badges: venv ## stamp Colab badges and set-up cells with the repository's address from pyproject.toml
+	@$(NOTEBOOKS) badges $(NOTEBOOK)
 
 bench: venv ## run every benchmark; each prints a table
 	@set -e; for file in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$file"; $(WATCH) $(BIN)/python $$file; done

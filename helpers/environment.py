@@ -5,13 +5,20 @@ There are two environments, told apart by Python's version: under 3.11 that of T
 falls back without a word to TensorFlow Federated 0.1.0 or 0.33, whose errors say nothing of the
 cause; and stable TFP 0.25 breaks on JAX 0.7 and later, and hides the nightly that works. The check
 reads package metadata and looks at files; it imports neither TensorFlow nor JAX.
+
+`python helpers/environment.py install` adds to another environment, such as Colab's, what the
+notebooks lack there. The file needs nothing but Python, not even the rest of the package.
 """
 
+import argparse
 import importlib.util
 import os
 import platform
 import re
+import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -29,6 +36,12 @@ MINIMUM_VERSIONS = {
     "tfp-nightly": "0.26",
     "federated-language": "0.5",
 }
+# What the notebooks import besides, in any version.
+OTHER_PACKAGES = ("scikit-learn", "arviz", "matplotlib", "seaborn", "pandas", "tqdm")
+_LOCKS = {"tff": "requirements.txt", "current": "requirements-current.txt"}
+_ROOT = Path(__file__).resolve().parent.parent
+# Modules that a kernel may have loaded before the set-up cell installed another version of them.
+_PRELOADED = ("numpy", "scipy", "pandas", "matplotlib", "jax", "jaxlib")
 _DESCRIBED_PACKAGES = {
     "tff": (
         "tensorflow-federated",
@@ -75,8 +88,11 @@ def check_environment() -> None:
         jaxlib is missing or not the version of the lock; TensorFlow Federated lacks its JAX front
         end; or XLA_FLAGS holds a flag that jaxlib does not know and would end the process for.
         Under 3.12 and later: a package is missing or too old, or one is installed that hides
-        another. The message names what was found, what is needed and the command that fixes it.
+        another. In both: a package of `OTHER_PACKAGES` is missing, or this process loaded another
+        version of one than is installed now. The message names what was found, what is needed and
+        the command that fixes it.
     """
+    importlib.invalidate_caches()  # The set-up cell may just have installed something.
     _check_python()
     if lane() == "tff":
         for package in REQUIRED_VERSIONS:
@@ -87,6 +103,10 @@ def check_environment() -> None:
         _check_nothing_hides()
         for package in MINIMUM_VERSIONS:
             _check_minimum(package)
+    for package in OTHER_PACKAGES:
+        _check_presence(package)
+    for package in _PRELOADED:
+        _check_loaded(package)
     # 1 is what `import jax` sets where there is nothing.
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -102,6 +122,89 @@ def describe_environment() -> str:
     versions |= {package: _version(package) or "missing" for package in _DESCRIBED_PACKAGES[lane()]}
     width = max(map(len, versions))
     return "\n".join(f"{name:{width}}  {version}" for name, version in versions.items())
+
+
+def install_missing() -> None:
+    """Installs with pip what the notebooks need and this environment lacks.
+
+    Meant for Colab, and for a notebook away from its repository. Under Python 3.12 and later, what
+    is there and new enough stays, above all the JAX of an accelerator; the rest comes in the
+    versions of the lock. On Colab alone, stable TFP, which hides the nightly, is removed. Under
+    3.11 the whole lock is installed, except what the running kernel is made of.
+
+    Raises:
+      UnfitEnvironmentError: Python is older than 3.11, there is no pip, or pip fails; what pip
+        says is printed.
+    """
+    _check_python()
+    if importlib.util.find_spec("pip") is None:
+        raise UnfitEnvironmentError(
+            'found no pip in this environment: run "python -m ensurepip", or '
+            f"{_FIX_PACKAGES[lane()]}"
+        )
+    pins = _read_lock(_ROOT / _LOCKS[lane()])
+    if lane() == "tff":
+        _install_lock(pins)
+    else:
+        _install_current(pins)
+
+
+def _install_lock(pins: dict[str, str]) -> None:
+    kept = _closure("ipykernel")
+    wanted = [name for name in pins if name not in kept and _version(name) != _pinned(pins[name])]
+    print(f"installing {len(wanted)} packages of requirements.txt", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder, "requirements.txt")
+        part.write_text("\n".join(pins[name] for name in wanted) + "\n", encoding="utf-8")
+        _pip("install", "--no-deps", "-r", str(part))
+
+
+def _install_current(pins: dict[str, str]) -> None:
+    stable = _version("tensorflow-probability")
+    if stable and importlib.util.find_spec("google") and importlib.util.find_spec("google.colab"):
+        print(f"removing tensorflow-probability {stable}, which hides tfp-nightly", flush=True)
+        _pip("uninstall", "--yes", "tensorflow-probability", "tfp-nightly")
+    wanted = [name for name, least in MINIMUM_VERSIONS.items() if _is_older(name, least)]
+    wanted += [name for name in OTHER_PACKAGES if _version(name) is None]
+    if wanted:
+        pinned = [f"{name}=={_pinned(pins[name])}" for name in wanted]
+        print(f"installing {', '.join(pinned)}", flush=True)
+        _pip("install", *pinned)
+
+
+def _read_lock(path: Path) -> dict[str, str]:
+    """The entries of a lock, by the name of their package."""
+    text = re.sub(r"(?m)^\s*#.*\n?", "", path.read_text(encoding="utf-8"))
+    entries = re.split(r"\n(?=\S)", text.strip())
+    return {entry.partition("==")[0]: entry for entry in entries}
+
+
+def _pinned(entry: str) -> str:
+    return re.match(r"[^=]+==([^\s;]+)", entry)[1]
+
+
+def _closure(package: str) -> set[str]:
+    """An installed package and all that it needs here, by their normal names."""
+    found: set[str] = set()
+    waiting = [package]
+    while waiting:
+        name = _normal(waiting.pop())
+        if name in found or _version(name) is None:
+            continue
+        found.add(name)
+        needs = metadata.requires(name) or ()
+        waiting += [re.match(r"[\w.-]+", need)[0] for need in needs if "extra ==" not in need]
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _pip(*arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", arguments[0], "--quiet", *arguments[1:]]
+    if subprocess.run([*command, "--disable-pip-version-check"]).returncode:
+        raise UnfitEnvironmentError(f"pip {arguments[0]} failed; its own message is above")
 
 
 def _check_python() -> None:
@@ -122,11 +225,25 @@ def _check_exact(package: str) -> None:
 
 def _check_minimum(package: str) -> None:
     needed = MINIMUM_VERSIONS[package]
-    found = _version(package)
-    if found is None or _numbers(found) < _numbers(needed):
+    if _is_older(package, needed):
         raise UnfitEnvironmentError(
             f"found {_state(package)}; {package} {needed} or later is needed: "
             f"{_FIX_PACKAGES['current']}"
+        )
+
+
+def _check_presence(package: str) -> None:
+    if _version(package) is None:
+        raise UnfitEnvironmentError(f"found no {package}; it is needed: {_FIX_PACKAGES[lane()]}")
+
+
+def _check_loaded(package: str) -> None:
+    loaded = getattr(sys.modules.get(package), "__version__", None)
+    installed = _version(package)
+    if loaded and installed and _numbers(loaded) != _numbers(installed):
+        raise UnfitEnvironmentError(
+            f"found {package} {loaded} loaded and {installed} installed: restart the kernel (in "
+            "Colab: Runtime, Restart session) and run this cell again"
         )
 
 
@@ -182,6 +299,38 @@ def _state(package: str) -> str:
     return f"{package} {found}" if found else f"no {package}"
 
 
+def _is_older(package: str, least: str) -> bool:
+    """Whether an installed package is older than that, or missing."""
+    found = _version(package)
+    return found is None or _numbers(found) < _numbers(least)
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version: enough to compare releases, without a package for it."""
     return tuple(int(part) for part in re.match(r"\d+(?:\.\d+)*", version)[0].split("."))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `check` or `install`, and says in one line what is wrong.
+
+    Args:
+      arguments: the command line; None for that of the process.
+
+    Returns:
+      The exit status.
+    """
+    parser = argparse.ArgumentParser(prog="environment.py", description=__doc__)
+    parser.add_argument("command", choices=("check", "install"))
+    command = parser.parse_args(arguments).command
+    try:
+        if command == "install":
+            install_missing()
+        check_environment()
+    except UnfitEnvironmentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,14 +1,16 @@
-"""Runs, stores and converts the notebooks: what `make run`, `make outputs` and `make html` do.
+"""Runs, stores, stamps and converts the notebooks: `make run`, `outputs`, `badges` and `html`.
 
-Usage: python -m helpers.notebooks {run,outputs,html} [NOTEBOOK...]
+Usage: python -m helpers.notebooks {run,outputs,badges,html} [NOTEBOOK...]
 """
 
 import argparse
 import base64
 import os
+import re
 import shlex
 import sys
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,28 @@ KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "nam
 CELL_METADATA = {"tags", "jupyter", "cellView"}
 # Without its note that it talks to this process unencrypted, which a reader cannot act on.
 _KERNEL_ARGUMENTS = ["--log-level=ERROR"]
+
+# The second cell of every notebook.
+SETUP_CELL = """\
+import importlib.util
+import os
+import sys
+
+if importlib.util.find_spec("helpers") is None:
+    if os.path.isdir("../helpers"):  # in the repository, but not in its environment
+        sys.path.insert(0, "..")
+    else:  # Colab, or a notebook on its own
+        REPOSITORY = "{address}"
+        if not os.path.isdir("repository"):
+            !git clone --quiet --depth 1 {{REPOSITORY}} repository
+        !{{sys.executable}} repository/helpers/environment.py install
+        sys.path.insert(0, "repository")
+
+from helpers.environment import check_environment
+
+check_environment()"""
+_BADGE_IMAGE = "https://colab.research.google.com/assets/colab-badge.svg"
+_BADGE_PATTERN = re.compile(r"\[!\[Open in Colab\]\([^)]*\)\]\([^)]*/notebooks/([^)/]+\.ipynb)\)")
 
 
 class NotebookError(Exception):
@@ -166,6 +190,118 @@ def store_outputs(path: Path) -> None:
         write_atomically(folder / f"{path.stem.partition('_')[0]}.png", picture)
 
 
+def repository_address(settings: Path = ROOT / "pyproject.toml") -> str:
+    """Reads where the repository is, the one setting that badges and set-up cells are made from.
+
+    Args:
+      settings: a pyproject.toml with `Repository` under `[project.urls]`.
+
+    Returns:
+      The address on GitHub, without a slash or `.git` at its end.
+
+    Raises:
+      NotebookError: there is no such setting, or it is not a repository on GitHub, from where alone
+        Colab opens notebooks.
+    """
+    urls = tomllib.loads(settings.read_text(encoding="utf-8")).get("project", {}).get("urls", {})
+    address = urls.get("Repository", "").removesuffix("/").removesuffix(".git")
+    if not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+", address):
+        raise NotebookError(
+            f'{settings.name} has Repository = "{address}" under [project.urls]; Colab needs '
+            "https://github.com/OWNER/NAME"
+        )
+    return address
+
+
+def badge(name: str, address: str) -> str:
+    """Makes the Markdown of a badge that opens a notebook in Colab.
+
+    Args:
+      name: the notebook's file name.
+      address: of the repository on GitHub.
+
+    Returns:
+      An image with a link.
+    """
+    place = address.removeprefix("https://github.com/")
+    link = f"https://colab.research.google.com/github/{place}/blob/main/notebooks/{name}"
+    return f"[![Open in Colab]({_BADGE_IMAGE})]({link})"
+
+
+def stamp_notebook(notebook: NotebookNode, name: str, address: str) -> NotebookNode:
+    """Copies a notebook with the badge under its title and the set-up cell of this address.
+
+    Args:
+      notebook: a notebook of format 4.
+      name: its file name.
+      address: of the repository on GitHub.
+
+    Returns:
+      The copy; stored outputs stay.
+
+    Raises:
+      NotebookError: the notebook does not start with a title and a set-up cell.
+    """
+    copy = nbformat.from_dict(notebook)
+    first, second = [*copy.cells, None, None][:2]
+    if not (first and second and first.source.startswith("# ") and second.cell_type == "code"):
+        raise NotebookError(f"{name} must start with a title and a set-up cell")
+    title, _, rest = without_badges(first.source).partition("\n")
+    first.source = f"{title}\n\n{badge(name, address)}\n\n{rest.lstrip()}"
+    second.source = SETUP_CELL.format(address=address)
+    return copy
+
+
+def stamp_text(text: str, address: str) -> str:
+    """Rewrites the badges of a text, such as the README, for this address.
+
+    Args:
+      text: Markdown.
+      address: of the repository on GitHub.
+
+    Returns:
+      The text.
+    """
+    return _BADGE_PATTERN.sub(lambda match: badge(match[1], address), text)
+
+
+def without_badges(text: str) -> str:
+    """Removes badges from a text, where there is another link to Colab or no network.
+
+    Args:
+      text: Markdown.
+
+    Returns:
+      The text.
+    """
+    return re.sub(rf"{_BADGE_PATTERN.pattern}\n*", "", text)
+
+
+def stamp(paths: Sequence[Path], readme: Path, address: str) -> list[Path]:
+    """Puts badges and set-up cells into notebooks, and badges into the README.
+
+    Args:
+      paths: the notebooks.
+      readme: the README.
+      address: of the repository on GitHub.
+
+    Returns:
+      The files that changed.
+
+    Raises:
+      NotebookError: a notebook does not start with a title and a set-up cell; nothing is written.
+    """
+    texts = {}
+    for path in paths:
+        stamped = stamp_notebook(nbformat.read(path, as_version=4), path.name, address)
+        texts[path] = nbformat.writes(stamped) + "\n"
+    texts[readme] = stamp_text(readme.read_text(encoding="utf-8"), address)
+    changed = [path for path in texts if path.read_text(encoding="utf-8") != texts[path]]
+    for path in changed:
+        write_atomically(path, texts[path])
+    return changed
+
+
 def find_picture(notebook: NotebookNode) -> bytes | None:
     """Finds the figure that stands for a notebook in the README.
 
@@ -282,7 +418,7 @@ def _texts(output: NotebookNode) -> list[str]:
 def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m helpers.notebooks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("run", "outputs", "html"):
+    for name in ("run", "outputs", "badges", "html"):
         command = commands.add_parser(name)
         command.add_argument("notebooks", nargs="*", type=Path, help="all, if none is named")
         if name == "run":
@@ -309,6 +445,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "outputs":
             for path in paths:
                 store_outputs(path)
+        elif options.command == "badges":
+            changed = stamp(paths, ROOT / "README.md", repository_address())
+            print("stamped:", ", ".join(path.name for path in changed) or "nothing to change")
         else:
             folder = ROOT / "build" / "html"
             folder.mkdir(parents=True, exist_ok=True)

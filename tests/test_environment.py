@@ -17,6 +17,7 @@ from helpers import environment
 from helpers.environment import UnfitEnvironmentError, check_environment, describe_environment
 
 ROOT = Path(__file__).resolve().parent.parent
+OTHER_VERSIONS = dict.fromkeys(environment.OTHER_PACKAGES, "1.0")
 GOOD_VERSIONS = {"tensorflow-federated": "0.87.0", "jax": "0.4.30", "jaxlib": "0.4.30"}
 CURRENT_VERSIONS = {
     "jax": "0.12.0.1",
@@ -31,7 +32,7 @@ INPUTS = ["requirements.in", "overrides.txt", "requirements-current.in"]
 @pytest.fixture
 def installed(monkeypatch, tmp_path):
     """A fit environment of lane A, made up: change its members to make it unfit."""
-    fake = SimpleNamespace(versions=dict(GOOD_VERSIONS), tff_folder=tmp_path / "tff")
+    fake = SimpleNamespace(versions=GOOD_VERSIONS | OTHER_VERSIONS, tff_folder=tmp_path / "tff")
     front_end = fake.tff_folder / "python" / "core" / "environments" / "jax_frontend"
     front_end.mkdir(parents=True)
     fake.front_end = front_end / "jax_computation.py"
@@ -56,7 +57,7 @@ def installed(monkeypatch, tmp_path):
 @pytest.fixture
 def current(installed, monkeypatch):
     """A fit environment of lane B, made up."""
-    installed.versions = dict(CURRENT_VERSIONS)
+    installed.versions = CURRENT_VERSIONS | OTHER_VERSIONS
     monkeypatch.setattr(environment.sys, "version_info", (3, 13, 0, "final", 0))
     return installed
 
@@ -184,6 +185,94 @@ def test_message_of_lane_b_is_one_line_with_the_command_that_fixes_it(current, f
     message = unfit_message()
     assert "\n" not in message
     assert "pip install -r requirements-current.txt" in message
+
+
+@pytest.mark.parametrize("lane", ["installed", "current"])
+@pytest.mark.parametrize("package", environment.OTHER_PACKAGES)
+def test_missing_package_that_any_version_of_would_do_is_named(request, lane, package):
+    del request.getfixturevalue(lane).versions[package]
+    assert f"found no {package}; it is needed: run" in unfit_message()
+
+
+def test_kernel_that_loaded_another_version_is_to_be_restarted(current, monkeypatch):
+    current.versions["numpy"] = "2.5.5"
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(__version__="1.26.4"))
+    assert "found numpy 1.26.4 loaded and 2.5.5 installed: restart" in unfit_message()
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(__version__="2.5.5+local"))
+    check_environment()
+
+
+# --- install_missing, with a made-up pip
+
+
+@pytest.fixture
+def pip(current, monkeypatch):
+    """What pip was called with, in a made-up environment of lane B."""
+    calls = []
+    monkeypatch.setattr(environment, "_pip", lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(
+        environment.importlib.util,
+        "find_spec",
+        lambda name: None if name.startswith("google") else SimpleNamespace(),
+    )
+    return calls
+
+
+def test_nothing_is_installed_where_nothing_is_missing(pip):
+    environment.install_missing()
+    assert pip == []
+
+
+def test_what_is_missing_or_too_old_comes_from_the_lock_and_jax_stays(current, pip, capsys):
+    lock = read_lock(LOCKS["current"])
+    current.versions |= {"jax": "0.9.1", "tfp-nightly": "0.25.0.dev20240401"}
+    del current.versions["federated-language"], current.versions["arviz"]
+    environment.install_missing()
+    names = ["tfp-nightly", "federated-language", "arviz"]
+    assert pip == [("install", *(f"{name}=={lock[name]}" for name in names))]
+    assert "installing tfp-nightly==" in capsys.readouterr().out
+
+
+def test_stable_tfp_is_removed_on_colab_alone(current, pip, monkeypatch):
+    current.versions["tensorflow-probability"] = "0.25.0"
+    environment.install_missing()
+    assert pip == []
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: SimpleNamespace())
+    environment.install_missing()
+    assert pip == [("uninstall", "--yes", "tensorflow-probability", "tfp-nightly")]
+
+
+def test_environment_without_pip_is_told_what_to_do(current, monkeypatch):
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnfitEnvironmentError, match="found no pip in this environment: run"):
+        environment.install_missing()
+
+
+def test_failing_pip_is_an_error(monkeypatch):
+    failed = SimpleNamespace(returncode=1)
+    monkeypatch.setattr(environment.subprocess, "run", lambda *a, **k: failed)
+    with pytest.raises(UnfitEnvironmentError, match="pip install failed"):
+        environment._pip("install", "x==0")
+
+
+def test_lane_a_installs_its_lock_but_what_the_kernel_is_made_of(installed, monkeypatch):
+    installed.versions |= {"ipykernel": "1", "psutil": "1", "numpy": "2.0"}
+    needs = {"ipykernel": ["psutil>=1", 'numpy; extra == "x"'], "psutil": None}
+    monkeypatch.setattr(environment.metadata, "requires", needs.get)
+    calls = []
+
+    def pip(*arguments):
+        calls.append((arguments[:3], Path(arguments[-1]).read_text()))
+
+    monkeypatch.setattr(environment, "_pip", pip)
+    environment.install_missing()
+    ((arguments, text),) = calls
+    assert arguments == ("install", "--no-deps", "-r")
+    names = set(re.findall(r"^(\S+)==", text, flags=re.MULTILINE))
+    lock = read_lock(LOCKS["tff"])
+    kept = {"ipykernel", "psutil", "jax", "jaxlib", "tensorflow-federated"}
+    assert names == lock.keys() - kept
+    assert text.count("--hash=") > len(names)
 
 
 def test_ipython_shows_the_message_alone():
