@@ -1,6 +1,6 @@
-"""Runs, stores, stamps and converts the notebooks: `make run`, `outputs`, `badges` and `html`.
+"""Runs, stores and stamps the notebooks: what `make run`, `make outputs` and `make badges` do.
 
-Usage: python -m helpers.notebooks {run,outputs,badges,html} [NOTEBOOK...]
+Usage: python -m helpers.notebooks {run,outputs,badges} [NOTEBOOK...]
 """
 
 import argparse
@@ -418,7 +418,7 @@ def _texts(output: NotebookNode) -> list[str]:
 def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m helpers.notebooks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("run", "outputs", "badges", "html"):
+    for name in ("run", "outputs", "badges"):
         command = commands.add_parser(name)
         command.add_argument("notebooks", nargs="*", type=Path, help="all, if none is named")
         if name == "run":
@@ -445,15 +445,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "outputs":
             for path in paths:
                 store_outputs(path)
-        elif options.command == "badges":
+        else:
             changed = stamp(paths, ROOT / "README.md", repository_address())
             print("stamped:", ", ".join(path.name for path in changed) or "nothing to change")
-        else:
-            folder = ROOT / "build" / "html"
-            folder.mkdir(parents=True, exist_ok=True)
-            for path in paths:
-                write_html(path, folder / path.with_suffix(".html").name)
-            print(f"HTML: {folder}")
     except NotebookError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

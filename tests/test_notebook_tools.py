@@ -68,6 +68,17 @@ def test_stored_notebook_has_the_parts_that_every_notebook_has(path):
         assert f"\n{heading}\n" in prose
 
 
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
+def test_solutions_are_folded_in_jupyter_and_in_colab(path):
+    cells = nbformat.read(path, as_version=4).cells
+    solutions = [cell for cell in cells if "solution" in cell.metadata.get("tags", ())]
+    assert len(solutions) >= 2
+    for cell in solutions:
+        assert cell.metadata["jupyter"] == {"source_hidden": True}
+        assert cell.metadata["cellView"] == "form"
+        assert re.match(r'# @title Solution .*\{display-mode: "form"\}', cell.source)
+
+
 def test_readme_names_every_notebook_and_every_file_it_names_is_there():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(((?!https?:)[^)#]+)", readme)
