@@ -38,6 +38,35 @@ class DamagedChunkWarning(UserWarning):
     """A chunk on disk is damaged, and the run goes on from the last good one before it."""
 
 
+def process_directory(directory: str | os.PathLike, process_index: int, num_processes: int) -> Path:
+    """Says where one of several processes keeps its chunks, which hold its devices' part.
+
+    Args:
+      directory: The folder of the run, on a disk of this process or one that all share.
+      process_index: This process.
+      num_processes: Processes of the run.
+
+    Returns:
+      `directory` itself for one process, else a folder in it.
+
+    Raises:
+      CheckpointError: Another number of processes has saved chunks there.
+    """
+    directory = Path(directory)
+    others = {path.name.rpartition("-")[2] for path in directory.glob("process-*-of-*")}
+    if any(directory.glob("chunk-*.npz.sha256")):
+        others.add("1")
+    if different := others - {str(num_processes)}:
+        raise CheckpointError(
+            f"{directory} holds chunks of {min(different)} process"
+            f"{'' if min(different) == '1' else 'es'}, and this run has {num_processes}; start as "
+            "many, or give another checkpoint_dir"
+        )
+    if num_processes == 1:
+        return directory
+    return directory / f"process-{process_index}-of-{num_processes}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Chunk:
     """What one chunk of a run produced.

@@ -3,6 +3,10 @@
 `pmap` takes arrays `[num_devices, ...]`. The functions here make them, put one slice on each device
 and check first what JAX would complain about later and less clearly. They run outside `jit` and
 `pmap`; a size that the number of devices does not divide is refused or padded, as the caller says.
+
+Where JAX runs in several processes (`helpers.launch`), rows are split over the devices of all of
+them. Each process is given all rows and holds those of its own devices: `num_devices` is then the
+number of its local devices in what is returned.
 """
 
 from typing import Any, Literal, overload
@@ -31,7 +35,8 @@ def shard(tree, num_devices=None, *, pad=False, unit="rows"):
     Args:
       tree: Arrays `[num_rows, ...]` with the same `num_rows`, NumPy's or JAX's, in any pytree.
         Their dtypes stay.
-      num_devices: How many of the local devices to use, the first ones; all if None.
+      num_devices: How many of the local devices to use, the first ones; all if None, those of all
+        processes.
       pad: Whether to pad with zeros to a multiple of `num_devices`.
       unit: What a row is, for messages: "users".
 
@@ -45,11 +50,12 @@ def shard(tree, num_devices=None, *, pad=False, unit="rows"):
         there are, or a size that the number of devices does not divide and `pad` is False.
       TypeError: Called under `jit`, `pmap` or another transformation.
     """
-    num_devices = _check_num_devices(num_devices)
     num_rows = _common_leading_size(tree, "shard")
     if pad:
         padded, mask = pad_to_devices(tree, num_devices)
         return shard(padded, num_devices), shard(mask, num_devices)
+    here = _local_positions(num_devices)
+    num_devices = jax.device_count() if num_devices is None else _check_num_devices(num_devices)
     if num_rows % num_devices:
         raise ValueError(
             f"cannot shard {num_rows} {unit} over {num_devices} devices; pad with "
@@ -59,7 +65,7 @@ def shard(tree, num_devices=None, *, pad=False, unit="rows"):
     def split(leaf):
         leaf = _host_array(leaf)
         shape = (num_devices, num_rows // num_devices, *leaf.shape[1:])
-        return _put(leaf.reshape(shape), num_devices)
+        return _put(leaf.reshape(shape)[here], len(here))
 
     return jax.tree_util.tree_map(split, tree)
 
@@ -113,7 +119,7 @@ def pad_to_devices(tree: PyTree, num_devices: int | None = None) -> tuple[PyTree
 
     Args:
       tree: Arrays `[num_rows, ...]` with the same `num_rows`.
-      num_devices: All local devices if None.
+      num_devices: All if None, those of all processes.
 
     Returns:
       The tree with NumPy arrays `[num_padded_rows, ...]`, and the mask, bool `[num_padded_rows]`,
@@ -123,7 +129,7 @@ def pad_to_devices(tree: PyTree, num_devices: int | None = None) -> tuple[PyTree
       ValueError: As `shard`, but for the size that does not divide.
       TypeError: Called under a transformation.
     """
-    num_devices = _check_num_devices(num_devices)
+    num_devices = jax.device_count() if num_devices is None else _check_num_devices(num_devices)
     num_rows = _common_leading_size(tree, "pad_to_devices")
     missing = -num_rows % num_devices
 
@@ -174,6 +180,14 @@ def unreplicate(tree: PyTree) -> PyTree:
     """
     _common_leading_size(tree, "unreplicate")
     return jax.tree_util.tree_map(lambda leaf: leaf[0], tree)
+
+
+def _local_positions(num_devices: int | None) -> list[int]:
+    """Which of the devices in use are this process' own."""
+    if num_devices is not None:
+        return list(range(_check_num_devices(num_devices)))
+    own = jax.process_index()
+    return [i for i, device in enumerate(jax.devices()) if device.process_index == own]
 
 
 def _check_num_devices(num_devices: int | None) -> int:

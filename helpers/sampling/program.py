@@ -2,13 +2,14 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from helpers.sampling import across
 from helpers.sampling.kernel_results import num_adaptation_steps, standard_trace
 
 PyTree = Any
@@ -20,7 +21,7 @@ class Layout:
     """Which devices there are, and which part of a state is the same on all of them.
 
     Attributes:
-      devices: Devices in the order of the axis.
+      devices: Devices in the order of the axis, those of all processes.
       axis_name: Name of the axis.
       independent_chains: Each device runs chains of its own.
       treedef: Structure of the state.
@@ -34,6 +35,20 @@ class Layout:
     treedef: Any
     names: tuple[str, ...]
     replicated: tuple[bool, ...]
+
+    @property
+    def local_devices(self) -> tuple[jax.Device, ...]:
+        """This process' devices."""
+        return _local(self.devices)
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether other processes take part."""
+        return len(self.local_devices) < len(self.devices)
+
+
+def _local(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
+    return tuple(device for device in devices if device.process_index == jax.process_index())
 
 
 def make_layout(
@@ -82,7 +97,7 @@ def make_layout(
     names = tuple("initial_state" + jax.tree_util.keystr(path) for path, _ in paths)
     for name, flag, (_, leaf) in zip(names, flags, paths):
         if not flag:
-            _check_device_axis(name, leaf, len(devices))
+            _check_device_axis(name, leaf, len(_local(devices)))
     return Layout(tuple(devices), axis_name, independent_chains, treedef, names, flags)
 
 
@@ -90,7 +105,7 @@ def place_data(data: tuple[PyTree, ...], layout: Layout) -> tuple[PyTree, ...]:
     """Puts data on their devices, once for all chunks; what is there already stays.
 
     Args:
-      data: Leaves `[num_devices, ...]`.
+      data: Leaves `[num_devices, ...]` with this process' devices.
       layout: Where to.
 
     Returns:
@@ -100,7 +115,9 @@ def place_data(data: tuple[PyTree, ...], layout: Layout) -> tuple[PyTree, ...]:
       ValueError: A leaf lacks its device axis.
     """
     for path, leaf in jax.tree_util.tree_flatten_with_path(data)[0]:
-        _check_device_axis("data" + jax.tree_util.keystr(path), leaf, len(layout.devices))
+        _check_device_axis(f"data{jax.tree_util.keystr(path)}", leaf, len(layout.local_devices))
+    if layout.is_spread:
+        return jax.tree_util.tree_map(lambda leaf: across.place(leaf, layout), data)
     put = jax.pmap(lambda leaf: leaf, axis_name=layout.axis_name, devices=layout.devices)
     return jax.tree_util.tree_map(
         lambda leaf: leaf if _is_placed(leaf, layout.devices) else put(leaf), data
@@ -165,11 +182,11 @@ class Program:
         self._key_impls: list[Any] = []
         self._compiled: Any = None
 
-        num_devices = len(layout.devices)
-        leaves = [
+        num_devices = len(layout.local_devices)
+        leaves = self._place(
             np.broadcast_to(leaf, (num_devices, *np.shape(leaf))) if replicated else leaf
             for leaf, replicated in zip(jax.tree_util.tree_leaves(initial_state), layout.replicated)
-        ]
+        )
         carry, adaptation, trace = self._pmap(self._start)(leaves, data)
         self._carry = carry
         self._trace_treedef = jax.tree_util.tree_structure(trace)
@@ -178,16 +195,30 @@ class Program:
             for path, _ in jax.tree_util.tree_flatten_with_path(trace)[0]
         ]
         self._trace_dtypes = [leaf.dtype for leaf in jax.tree_util.tree_leaves(trace)]
-        self._adaptation = int(np.max(np.asarray(adaptation)))
+        self._adaptation = int(np.max(across.local_rows(adaptation)))
 
-    def _pmap(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    def _pmap(self, function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
         layout = self._layout
-        return jax.pmap(function, axis_name=layout.axis_name, devices=layout.devices, **options)
+        if layout.is_spread:
+            return across.pmap(function, layout, in_axes)
+        return jax.pmap(
+            function, axis_name=layout.axis_name, devices=layout.devices, in_axes=in_axes
+        )
+
+    def _place(self, leaves: Iterable[Any]) -> list[Any]:
+        if self._layout.is_spread:
+            return [across.place(leaf, self._layout) for leaf in leaves]
+        return list(leaves)
 
     @property
     def num_adaptation_steps(self) -> int | None:
         """For how many steps the kernel adapts, or None if it does not."""
         return None if self._adaptation == _NO_ADAPTATION else self._adaptation
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether other processes take part."""
+        return self._layout.is_spread
 
     @property
     def trace_treedef(self) -> Any:
@@ -225,8 +256,11 @@ class Program:
         carry = self.carry_to_host()
         num_parts = len(self._layout.replicated)
         devices = self._layout.devices
+        described = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"
+        if self._layout.is_spread:
+            described += f" in {jax.process_count()} processes"
         return {
-            "devices": f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}",
+            "devices": described,
             "JAX": jax.__version__,
             "program (model, shapes, kernel)": _short_hash(
                 [np.frombuffer(text.encode(), np.uint8)]
@@ -274,7 +308,7 @@ class Program:
         Returns:
           For each leaf `[num_devices, ...]`, or `[1, ...]` where the devices agree.
         """
-        copies = [np.asarray(leaf) for leaf in self._carry]
+        copies = [across.local_rows(leaf) for leaf in self._carry]
         return [
             copy[:1] if all(copy[0].tobytes() == other.tobytes() for other in copy[1:]) else copy
             for copy in copies
@@ -286,10 +320,11 @@ class Program:
         Args:
           carry: From `carry_to_host`.
         """
-        self._carry = [
-            np.broadcast_to(as_dtype(copy, leaf.dtype), leaf.shape)
+        num_devices = len(self._layout.local_devices)
+        self._carry = self._place(
+            np.broadcast_to(as_dtype(copy, leaf.dtype), (num_devices, *leaf.shape[1:]))
             for copy, leaf in zip(carry, self._carry, strict=True)
-        ]
+        )
 
     # What follows runs inside pmap, on one device's part.
 
@@ -386,7 +421,7 @@ class Program:
         different = [
             name
             for name, flag, digest in zip(names, replicated, digests)
-            if flag and np.ptp(np.asarray(digest).astype(np.int64))
+            if flag and np.ptp(across.local_rows(digest).astype(np.int64))
         ]
         if different:
             raise ValueError(
@@ -436,4 +471,4 @@ def _to_host(leaf: jax.Array, replicated: bool, length: int) -> np.ndarray:
     """Moves the first entries of a buffer, of one device if all hold the same."""
     if replicated:
         return np.asarray(leaf.addressable_shards[0].data).reshape(leaf.shape[1:])[:length]
-    return np.moveaxis(np.asarray(leaf), 0, 1)[:length]
+    return np.moveaxis(across.local_rows(leaf), 0, 1)[:length]

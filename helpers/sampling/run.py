@@ -19,7 +19,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from helpers.checkpoint import Chunk, ChunkStore
+from helpers.checkpoint import Chunk, ChunkStore, process_directory
+from helpers.sampling import across
 from helpers.sampling.program import HostChunk, Program, as_dtype, make_layout, place_data
 
 PyTree = Any
@@ -106,6 +107,10 @@ def sample(
     Device memory holds the draws of one chunk. With `checkpoint_dir` each chunk is saved, and a
     call with the same arguments goes on after the last good one; `num_draws` may grow.
 
+    Where JAX runs in several processes (`helpers.launch`), each calls this with the same arguments,
+    but for what has a device axis: there it gives, and gets, the part of its own devices. Process 0
+    shows the progress; each saves its chunks in a folder of its own in `checkpoint_dir`.
+
     Args:
       kernel_fn: Called as `kernel_fn(*data)` inside `pmap`, with this device's part of the data;
         returns the transition kernel. What it closes over becomes a constant of the program.
@@ -115,7 +120,7 @@ def sample(
       num_warmup: Kernel steps before the first draw.
       seed: Of the random stream.
       axis_name: Name of the device axis in `kernel_fn`.
-      devices: Devices to use; all local ones if None.
+      devices: Devices to use; all if None, those of all processes.
       replicated: Whether a part of the state is the same on all devices: a bool, or bools in the
         structure of the state. True if None, except for independent chains.
       independent_chains: False if all devices work on the same chains: they get the same keys (TFP
@@ -145,7 +150,7 @@ def sample(
     layout = make_layout(
         initial_state,
         replicated,
-        devices=jax.local_devices() if devices is None else devices,
+        devices=jax.devices() if devices is None else devices,
         axis_name=axis_name,
         independent_chains=independent_chains,
     )
@@ -164,13 +169,16 @@ def sample(
     store, loaded = None, 0
     if checkpoint_dir is not None:
         run = {"seed": repr(seed), "num_warmup": repr(num_warmup), "thin": repr(thin)}
-        store = ChunkStore(checkpoint_dir, {**run, **program.fingerprint()})
+        num_processes = jax.process_count() if layout.is_spread else 1
+        folder = process_directory(checkpoint_dir, jax.process_index(), num_processes)
+        store = ChunkStore(folder, {**run, **program.fingerprint()})
         loaded = _restore(store, program, host)
     start_time = time.perf_counter()
     if loaded < host.num_steps:
         program.compile()
     compiled_time = time.perf_counter()
-    leapfrogs = take_steps(program, host, store, loaded, chunk_size, progress)
+    shows = progress and (jax.process_index() == 0 or not layout.is_spread)
+    leapfrogs = take_steps(program, host, store, loaded, chunk_size, shows)
     seconds = time.perf_counter() - compiled_time
     info = RunInfo(
         num_devices=len(layout.devices),
@@ -275,7 +283,7 @@ def _to_arrays(program: Program, chunk: HostChunk) -> dict[str, np.ndarray]:
 def _restore(store: ChunkStore, program: Program, host: HostDraws) -> int:
     """Takes over the saved chunks and returns how many steps they hold."""
     stop = 0
-    chunks = store.load()
+    chunks = _common_chunks(store.load(), program.is_spread)
     for chunk in chunks:
         if chunk.start >= host.num_steps:
             break
@@ -292,6 +300,18 @@ def _restore(store: ChunkStore, program: Program, host: HostDraws) -> int:
     if chunks:
         program.restore(_group(chunks[-1], "carry"))
     return stop
+
+
+def _common_chunks(chunks: list[Chunk], is_spread: bool) -> list[Chunk]:
+    """Leaves out chunks that another process has not: it may have died before it saved them."""
+    while is_spread:
+        own = chunks[-1].stop if chunks else 0
+        least = across.agree_on_least(own)
+        chunks = [chunk for chunk in chunks if chunk.stop <= least]
+        # Chunks of another size may end elsewhere: go on until all end at the same step.
+        if across.agree_on_least(-int(own != least)) == 0:
+            break
+    return chunks
 
 
 def _group(chunk: Chunk, name: str) -> list[np.ndarray]:

@@ -1,0 +1,1 @@
+"""Programs that run in one process or, started by `helpers.launch`, in several."""
