@@ -238,13 +238,17 @@ def _check_presence(package: str) -> None:
 
 
 def _check_loaded(package: str) -> None:
-    loaded = getattr(sys.modules.get(package), "__version__", None)
+    loaded = _loaded_version(package)
     installed = _version(package)
     if loaded and installed and _numbers(loaded) != _numbers(installed):
         raise UnfitEnvironmentError(
             f"found {package} {loaded} loaded and {installed} installed: restart the kernel (in "
             "Colab: Runtime, Restart session) and run this cell again"
         )
+
+
+def _loaded_version(package: str) -> str | None:
+    return getattr(sys.modules.get(package), "__version__", None)
 
 
 def _check_nothing_hides() -> None:

@@ -32,7 +32,11 @@ INPUTS = ["requirements.in", "overrides.txt", "requirements-current.in"]
 @pytest.fixture
 def installed(monkeypatch, tmp_path):
     """A fit environment of lane A, made up: change its members to make it unfit."""
-    fake = SimpleNamespace(versions=GOOD_VERSIONS | OTHER_VERSIONS, tff_folder=tmp_path / "tff")
+    fake = SimpleNamespace(
+        versions=GOOD_VERSIONS | OTHER_VERSIONS,
+        loaded={},  # Other tests of the same run have loaded the real ones.
+        tff_folder=tmp_path / "tff",
+    )
     front_end = fake.tff_folder / "python" / "core" / "environments" / "jax_frontend"
     front_end.mkdir(parents=True)
     fake.front_end = front_end / "jax_computation.py"
@@ -45,6 +49,7 @@ def installed(monkeypatch, tmp_path):
             raise metadata.PackageNotFoundError(package) from None
 
     monkeypatch.setattr(environment.metadata, "version", version)
+    monkeypatch.setattr(environment, "_loaded_version", lambda package: fake.loaded.get(package))
     monkeypatch.setattr(
         environment.importlib.util,
         "find_spec",
@@ -194,12 +199,20 @@ def test_missing_package_that_any_version_of_would_do_is_named(request, lane, pa
     assert f"found no {package}; it is needed: run" in unfit_message()
 
 
-def test_kernel_that_loaded_another_version_is_to_be_restarted(current, monkeypatch):
+def test_kernel_that_loaded_another_version_is_to_be_restarted(current):
     current.versions["numpy"] = "2.5.5"
-    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(__version__="1.26.4"))
+    current.loaded["numpy"] = "1.26.4"
     assert "found numpy 1.26.4 loaded and 2.5.5 installed: restart" in unfit_message()
-    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(__version__="2.5.5+local"))
+    current.loaded["numpy"] = "2.5.5+local"
     check_environment()
+
+
+def test_what_is_loaded_is_found_without_importing_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numpy", SimpleNamespace(__version__="1.26.4"))
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    assert environment._loaded_version("numpy") == "1.26.4"
+    assert environment._loaded_version("pandas") is None
+    assert "pandas" not in sys.modules
 
 
 # --- install_missing, with a made-up pip
