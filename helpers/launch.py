@@ -76,19 +76,19 @@ def launch(
     address = f"127.0.0.1:{_free_port()}"
     with _started(program, address, num_processes, devices_per_process) as children:
         try:
-            failed = _wait(children)
+            statuses = _wait(children)
         except KeyboardInterrupt:
             _signal(children, signal.SIGINT)
             _wait_for_all(children, _INTERRUPT_GRACE)
             raise
-        if failed is None:
+        if not any(statuses):
             return
-        index, status = failed
         _wait_for_all(children, _GRACE)
+    index = _first_cause(statuses)
     raise LaunchError(
-        f"process {index} of {num_processes} {_describe_status(status)}, and the others were "
-        "ended with it; chunks that the program has saved are good, and the same command goes on "
-        "from them"
+        f"process {index} of {num_processes} {_describe_status(statuses[index])}, and the others "
+        "were ended with it; chunks that the program has saved are good, and the same command goes "
+        "on from them"
     )
 
 
@@ -180,16 +180,35 @@ def _pass_on(stream, index: int) -> None:
         sys.stderr.write(f"[process {index}] {line.decode(errors='replace')}")
 
 
-def _wait(children: Sequence[subprocess.Popen]) -> tuple[int, int] | None:
-    """Waits until all have ended well (None), or one has not: its number and exit status."""
+def _wait(children: Sequence[subprocess.Popen]) -> list[int | None]:
+    """Waits until all have ended well, or one has not.
+
+    Returns:
+      The exit status of each, None for one that still runs.
+    """
     while True:
         statuses = [child.poll() for child in children]
-        for index, status in enumerate(statuses):
-            if status:
-                return index, status
+        if any(statuses):
+            # One that was killed is seen a moment after those that its death has ended: they lose
+            # their connection to it before this process is told.
+            time.sleep(_POLL)
+            return [child.poll() for child in children]
         if all(status == 0 for status in statuses):
-            return None
+            return statuses
         time.sleep(_POLL)
+
+
+def _first_cause(statuses: Sequence[int | None]) -> int:
+    """Which process ended the run: one killed from outside, since the others then fail with it."""
+
+    def rank(index: int) -> int:
+        status = statuses[index]
+        if not status:
+            return 2
+        # JAX's runtime aborts when it loses another process.
+        return 0 if status < 0 and status != -signal.SIGABRT else 1
+
+    return min(range(len(statuses)), key=rank)
 
 
 def _wait_for_all(children: Sequence[subprocess.Popen], seconds: float) -> None:

@@ -124,3 +124,29 @@ ChunkStore(sys.argv[1], {"seed": "1", "model": "a"}).save(Chunk(30, 40, {"x": np
     again = ChunkStore(store.directory, RUN)
     assert _spans(again.load()) == [(0, 10), (10, 20), (20, 30)]
     assert not list(store.directory.glob("*.partial"))
+
+
+# --- process_directory
+
+
+def test_one_process_keeps_its_chunks_in_the_folder_itself(store):
+    assert checkpoint.process_directory(store.directory, 0, 1) == store.directory
+
+
+def test_each_of_several_processes_has_a_folder_of_its_own(tmp_path):
+    folders = [checkpoint.process_directory(tmp_path / "new", index, 3) for index in range(3)]
+    assert len(set(folders)) == 3
+    assert {folder.parent for folder in folders} == {tmp_path / "new"}
+    for folder in folders:
+        ChunkStore(folder, RUN).save(_chunk(0, 10))
+    assert [checkpoint.process_directory(tmp_path / "new", i, 3) for i in range(3)] == folders
+
+
+@pytest.mark.parametrize(("saved", "started"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+def test_another_number_of_processes_is_refused_and_loses_nothing(tmp_path, saved, started):
+    for index in range(saved):
+        ChunkStore(checkpoint.process_directory(tmp_path, index, saved), RUN).save(_chunk(0, 10))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=f"holds chunks of {saved} process.* has {started}"):
+        checkpoint.process_directory(tmp_path, 0, started)
+    assert sorted(tmp_path.rglob("*")) == before

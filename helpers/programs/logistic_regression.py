@@ -22,6 +22,7 @@ from helpers import data, sampling, sharding
 from helpers.checkpoint import CheckpointError
 from helpers.data.errors import DataError
 from helpers.devices import describe_devices, request_devices
+from helpers.environment import UnfitEnvironmentError, check_environment
 from helpers.notebooks import write_atomically
 
 
@@ -157,11 +158,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit status.
     """
     options = parse(arguments)
-    if options.devices is not None:
-        request_devices(options.devices)
+    folder = None if options.output is None else options.output.resolve().parent
     try:
+        check_environment()
+        if folder is not None and not folder.is_dir():
+            raise ValueError(
+                f"--output {options.output}: there is no folder {folder}; make it first"
+            )
+        if options.devices is not None:
+            request_devices(options.devices)
         draws = run(options)
-    except (CheckpointError, DataError, ValueError) as error:
+    except (CheckpointError, DataError, UnfitEnvironmentError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     report(draws)

@@ -13,6 +13,13 @@ from helpers.models import check_sharded_model, with_gradient
 from helpers.models.logistic_regression import make_joint_distribution, make_log_density, predict
 
 COUNTS = (1, 2, 3, 4, 5, 8)
+# Ways to compute it.
+DENSITIES = {
+    "whole": {},
+    "blocks of 2": {"block_size": 2},
+    "blocks of 100": {"block_size": 100},
+    "summed in order": {"ordered_sum": True},
+}
 DIM, CLASSES = 7, 4
 tfd, tfde = tfp.distributions, tfp.experimental.distribute
 # Both by block and whole, with a remainder, unrolled and scanned (53 examples).
@@ -156,15 +163,13 @@ def on_eight_devices():
     images, labels, weights, bias = make_case()
     for count in COUNTS:
         (x, y), mask = sharding.shard((images, labels), count, pad=True)
-        for block_size in (None, 2, 100):
+        for name, options in DENSITIES.items():
 
-            def density(x, y, m, w, b, block_size=block_size):
-                function = make_log_density(
-                    x, y, m, num_classes=CLASSES, axis_name="i", block_size=block_size
-                )
+            def density(x, y, m, w, b, options=options):
+                function = make_log_density(x, y, m, num_classes=CLASSES, axis_name="i", **options)
                 return value_and_grad(function)(w, b)
 
-            facts[f"density {count} {block_size}"] = run(density, count, x, y, mask, weights, bias)
+            facts[f"density {count} {name}"] = run(density, count, x, y, mask, weights, bias)
 
         def joint(x, y, m, w, b):
             model = make_joint_distribution(x, CLASSES, mask=m, axis_name="i")
@@ -216,7 +221,7 @@ def measured_gradients(model):
 
 
 def names():
-    return [f"density {n} {b}" for n in COUNTS for b in (None, 2, 100)] + [
+    return [f"density {n} {name}" for n in COUNTS for name in DENSITIES] + [
         f"joint {n}" for n in COUNTS
     ]
 
