@@ -4,7 +4,8 @@ On one machine, over the loopback, on its CPU:
 
   python -m helpers.launch --processes 2 --devices-per-process 4 PROGRAM [ARGUMENT...]
 
-On a cluster that JAX knows (a TPU pod slice, Slurm, Open MPI, Kubernetes), once a host:
+On a cluster that JAX knows, once a host of a TPU pod slice, once a GPU (or a node of CPUs) under
+Slurm or Open MPI:
 
   python -m helpers.launch PROGRAM [ARGUMENT...]
 

@@ -22,11 +22,11 @@ OPTIONS += ["--step-size", "0.005"]
 TOO_LONG = 60  # seconds in which a run must end after one of its processes has
 
 
-def start(*arguments):
+def start(*arguments, **variables):
     hidden = ("XLA_FLAGS", "JAX_PLATFORMS")
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],
-        env={name: value for name, value in os.environ.items() if name not in hidden},
+        env={name: value for name, value in os.environ.items() if name not in hidden} | variables,
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -230,6 +230,24 @@ def test_a_folder_for_the_draws_that_is_missing_is_told_before_sampling(tmp_path
     assert status == 1
     assert f"--output {path}: there is no folder {path.parent}; make it first" in output
     assert "Traceback" not in output
+
+
+def test_tasks_of_slurm_find_each_other(tmp_path):
+    # What srun would set, of two tasks on this machine.
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost"}
+    slurm |= {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    path = tmp_path / "program.py"
+    path.write_text(
+        "import jax; print(jax.process_index(), jax.process_count(), len(jax.devices()))"
+    )
+    tasks = [
+        start("helpers.launch", str(path), **slurm, SLURM_PROCID=str(task), SLURM_LOCALID=str(task))
+        for task in range(2)
+    ]
+    for task, process in enumerate(tasks):
+        status, output = finish(process, 2 * TOO_LONG)
+        assert status == 0, output
+        assert f"{task} 2 2" in output
 
 
 @pytest.mark.skipif(environment.lane() == "current", reason="of jax 0.4.30")
