@@ -86,10 +86,10 @@ def launch(
             return
         _wait_for_all(children, _GRACE)
     index = _first_cause(statuses)
+    others = ", and the others were ended with it" if num_processes > 1 else ""
     raise LaunchError(
-        f"process {index} of {num_processes} {_describe_status(statuses[index])}, and the others "
-        "were ended with it; chunks that the program has saved are good, and the same command goes "
-        "on from them"
+        f"process {index} of {num_processes} {_describe_status(statuses[index])}{others}; chunks "
+        "that the program has saved are good, and the same command goes on from them"
     )
 
 
