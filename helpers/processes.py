@@ -73,10 +73,24 @@ class _terminate_as_exit:
 def _wait(process: subprocess.Popen) -> int:
     while True:
         try:
+            _reap_adopted(process)
             status = process.wait()
         except KeyboardInterrupt:
             continue  # the terminal has interrupted the command too: let it clean up
         return status if status >= 0 else 128 - status
+
+
+def _reap_adopted(process: subprocess.Popen) -> None:
+    """Until the command has ended, collects what was adopted and ends: else it stays a zombie,
+    which a command that waits for its end takes for a running process."""
+    if sys.platform != "linux":
+        return
+    while process.returncode is None:
+        # Left to be collected: the command itself is Popen's to collect.
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+        if ended == process.pid:
+            return
+        os.waitpid(ended, 0)
 
 
 def _survivors(run_id: str, grace: float) -> list[psutil.Process]:
@@ -95,10 +109,11 @@ def _started_by(run_id: str) -> list[psutil.Process]:
                 found[process.pid] = process
         except (psutil.Error, OSError):
             continue  # another user's, or gone by now
-    return [process for process in found.values() if _is_running(process)]
+    return [process for process in found.values() if is_running(process)]
 
 
-def _is_running(process: psutil.Process) -> bool:
+def is_running(process: psutil.Process) -> bool:
+    """Whether a process runs; a zombie, one that has ended and is not yet collected, does not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

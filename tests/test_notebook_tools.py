@@ -347,6 +347,20 @@ def test_watch_lists_and_kills_a_process_that_is_left(start):
     assert not psutil.pid_exists(int(result.stdout))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system collects orphans")
+def test_watch_leaves_no_zombie_of_an_orphan_that_ends():
+    code = (
+        "import psutil, subprocess\n"
+        "shell = ['bash', '-c', 'sleep 1 >/dev/null 2>&1 & echo $!']\n"
+        "orphan = psutil.Process(int(subprocess.check_output(shell)))\n"
+        "print(orphan.ppid() == psutil.Process().ppid())\n"
+        "psutil.wait_procs([orphan], timeout=20)\n"
+        "print(psutil.pid_exists(orphan.pid))\n"
+    )
+    result = watch(sys.executable, "-c", code)
+    assert (result.returncode, result.stdout.split()) == (0, ["True", "False"]), result.stderr
+
+
 def test_watch_lets_a_process_end_by_itself():
     assert watch("bash", "-c", "sleep 1 >/dev/null 2>&1 &", grace=60).returncode == 0
 
