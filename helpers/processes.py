@@ -81,8 +81,10 @@ def _wait(process: subprocess.Popen) -> int:
 
 
 def _reap_adopted(process: subprocess.Popen) -> None:
-    """Until the command has ended, collects what was adopted and ends: else it stays a zombie,
-    which a command that waits for its end takes for a running process."""
+    """Until the command has ended, collects what was adopted and ends.
+
+    Otherwise it stays a zombie, which a command that waits for its end takes for a running process.
+    """
     if sys.platform != "linux":
         return
     while process.returncode is None:
