@@ -100,7 +100,7 @@ def plot_traces(
     _draw_chains(ax, np.arange(len(draws)), draws)
     if truth is not None:
         ax.axhline(truth, color="black", linestyle="--", linewidth=1.5, label="truth", zorder=3)
-    return _finish(ax, "draw", ylabel)
+    return _finish(ax, "draw", ylabel, legend_above=True)
 
 
 def plot_warmup_and_draws(
@@ -133,7 +133,7 @@ def plot_warmup_and_draws(
         ax.axvspan(-0.5, len(warmup) - 0.5, color="0.88", zorder=0, label="warm-up")
     _draw_chains(ax, np.arange(len(values)), values)
     ax.set_xlim(-0.5, len(values) - 0.5)
-    return _finish(ax, "step", ylabel)
+    return _finish(ax, "step", ylabel, legend_above=True)
 
 
 def plot_scatter(
@@ -420,10 +420,18 @@ def _draw_chains(ax: Axes, x: np.ndarray, values: np.ndarray) -> None:
         )
 
 
-def _finish(ax: Axes, xlabel: str, ylabel: str, *, legend_size: str | None = "small") -> Axes:
+def _finish(
+    ax: Axes,
+    xlabel: str,
+    ylabel: str,
+    *,
+    legend_size: str | None = "small",
+    legend_above: bool = False,
+) -> Axes:
     """Names the axes, adds a legend where there is something to tell apart, and drops the frame.
 
-    Lines of chains are left out of a long legend. None for its size is Matplotlib's own.
+    Lines of chains are left out of a long legend. None for its size is Matplotlib's own. Above the
+    axes it hides none of the lines that fill them.
     """
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
@@ -432,7 +440,9 @@ def _finish(ax: Axes, xlabel: str, ylabel: str, *, legend_size: str | None = "sm
         kept = [pair for pair in zip(handles, labels) if not pair[1].startswith("chain ")]
         handles, labels = zip(*kept) if kept else ((), ())
     if labels:
-        ax.legend(handles, labels, fontsize=legend_size)
+        above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "frameon": False}
+        above |= {"borderpad": 0, "handlelength": 1.5, "columnspacing": 1.0}
+        ax.legend(handles, labels, fontsize=legend_size, **(above if legend_above else {}))
     sns.despine(ax=ax)
     return ax
 

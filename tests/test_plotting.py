@@ -63,6 +63,12 @@ def test_chains_differ_in_marker_as_well_as_colour(ax, rng):
     assert len({line.get_marker() for line in ax.lines}) == 4
 
 
+def test_the_legend_of_chains_hides_none_of_their_lines(rng):
+    ax = plotting.plot_traces(None, rng.normal(size=(50, 3)), ylabel="x", truth=0.5)
+    ax.figure.canvas.draw()
+    assert ax.get_legend().get_window_extent().y0 >= ax.get_window_extent().y1
+
+
 def test_many_chains_get_no_legend_entry_each(ax, rng):
     plotting.plot_traces(ax, rng.normal(size=(20, 16)), ylabel="x", truth=0.0)
     assert legend(ax) == ["truth"]
