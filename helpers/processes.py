@@ -111,11 +111,10 @@ def _started_by(run_id: str) -> list[psutil.Process]:
                 found[process.pid] = process
         except (psutil.Error, OSError):
             continue  # another user's, or gone by now
-    return [process for process in found.values() if is_running(process)]
+    return [process for process in found.values() if _is_running(process)]
 
 
-def is_running(process: psutil.Process) -> bool:
-    """Whether a process runs; a zombie, one that has ended and is not yet collected, does not."""
+def _is_running(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

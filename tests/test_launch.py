@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from helpers import environment, launch
-from helpers.processes import is_running
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = "helpers.programs.logistic_regression"
@@ -104,7 +103,7 @@ def test_a_killed_process_ends_the_run_with_a_message(killed):
     last = output.strip().splitlines()[-1]
     assert "error: process 1 of 2 was killed by SIGKILL" in output, output
     assert "the same command goes on" in last
-    assert not any(is_running(child) for child in both)
+    assert not any(child.is_running() for child in both)
 
 
 def test_a_restart_goes_on_and_gives_the_draws_of_one_process(killed, one_process, tmp_path):
@@ -140,7 +139,7 @@ def test_ctrl_c_ends_all_and_leaves_good_chunks(tmp_path):
     status, output = finish(run, 2 * TOO_LONG)
     assert status == 130, output
     assert "interrupted; the same command goes on" in output
-    assert not any(is_running(child) for child in both)
+    assert not any(child.is_running() for child in both)
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -178,11 +177,9 @@ def test_no_process_outlives_a_launcher_that_is_killed(waiting):
     both = children(run)
     run.kill()
     run.communicate()
+    _, alive = psutil.wait_procs(both, timeout=20)
     assert len(both) == 2
-    deadline = time.monotonic() + 20
-    while any(is_running(child) for child in both) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert [child for child in both if is_running(child)] == []
+    assert alive == []
 
 
 @pytest.mark.parametrize(
