@@ -24,6 +24,16 @@ _DASHES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _HATCHES = ("", "//", "\\\\", "..", "xx", "--", "++", "oo")
 _MAX_LEGEND_ENTRIES = 8
+# For lines that fill the axes: within them it would hide some.
+_LEGEND_ABOVE = {
+    "loc": "lower left",
+    "bbox_to_anchor": (0, 1),
+    "ncols": 3,
+    "frameon": False,
+    "borderpad": 0,
+    "handlelength": 1.5,
+    "columnspacing": 1.0,
+}
 
 
 def plot_by_round(ax: Axes | None, curves: Mapping[str, np.ndarray], *, ylabel: str) -> Axes:
@@ -50,7 +60,7 @@ def plot_by_round(ax: Axes | None, curves: Mapping[str, np.ndarray], *, ylabel: 
             markevery=max(len(values) // 10, 1),
             markersize=4,
         )
-    return _finish(ax, "round", ylabel, legend_size=None)
+    return _finish(ax, "round", ylabel, fontsize=None)
 
 
 def plot_label_shares(
@@ -100,7 +110,7 @@ def plot_traces(
     _draw_chains(ax, np.arange(len(draws)), draws)
     if truth is not None:
         ax.axhline(truth, color="black", linestyle="--", linewidth=1.5, label="truth", zorder=3)
-    return _finish(ax, "draw", ylabel, legend_above=True)
+    return _finish(ax, "draw", ylabel, **_LEGEND_ABOVE)
 
 
 def plot_warmup_and_draws(
@@ -133,7 +143,7 @@ def plot_warmup_and_draws(
         ax.axvspan(-0.5, len(warmup) - 0.5, color="0.88", zorder=0, label="warm-up")
     _draw_chains(ax, np.arange(len(values)), values)
     ax.set_xlim(-0.5, len(values) - 0.5)
-    return _finish(ax, "step", ylabel, legend_above=True)
+    return _finish(ax, "step", ylabel, **_LEGEND_ABOVE)
 
 
 def plot_scatter(
@@ -420,18 +430,11 @@ def _draw_chains(ax: Axes, x: np.ndarray, values: np.ndarray) -> None:
         )
 
 
-def _finish(
-    ax: Axes,
-    xlabel: str,
-    ylabel: str,
-    *,
-    legend_size: str | None = "small",
-    legend_above: bool = False,
-) -> Axes:
+def _finish(ax: Axes, xlabel: str, ylabel: str, **legend: object) -> Axes:
     """Names the axes, adds a legend where there is something to tell apart, and drops the frame.
 
-    Lines of chains are left out of a long legend. None for its size is Matplotlib's own. Above the
-    axes it hides none of the lines that fill them.
+    Lines of chains are left out of a long legend. `legend` holds Matplotlib's options for it, small
+    type unless they say otherwise.
     """
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
@@ -440,9 +443,7 @@ def _finish(
         kept = [pair for pair in zip(handles, labels) if not pair[1].startswith("chain ")]
         handles, labels = zip(*kept) if kept else ((), ())
     if labels:
-        above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "frameon": False}
-        above |= {"borderpad": 0, "handlelength": 1.5, "columnspacing": 1.0}
-        ax.legend(handles, labels, fontsize=legend_size, **(above if legend_above else {}))
+        ax.legend(handles, labels, **{"fontsize": "small"} | legend)
     sns.despine(ax=ax)
     return ax
 
